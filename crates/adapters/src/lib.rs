@@ -1,0 +1,1 @@
+//! Chain adapters: fetch and parse, nothing else.

@@ -1,0 +1,1 @@
+//! REST /v1, live stream and explorer pages over projection.*.

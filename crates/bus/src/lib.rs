@@ -1,0 +1,1 @@
+//! Event backbone: outbox relay, bus engines, dispatcher, schema registry, DLQ, replay.

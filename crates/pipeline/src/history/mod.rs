@@ -1,0 +1,1 @@
+//! Bulk application of finalized history, segment by segment.

@@ -1,0 +1,1 @@
+//! Read models, rebuilt by key from the ledger.

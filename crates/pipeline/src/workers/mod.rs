@@ -1,0 +1,1 @@
+//! The ledger's workers: normalizer, state-updater, reorg-handler. A file each.

@@ -1,0 +1,1 @@
+//! A simulated Ethereum node with a seeded NFT economy, real JSON-RPC and every fault of a bad provider.

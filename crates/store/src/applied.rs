@@ -1,0 +1,1 @@
+//! ledger.applied_events: claims.

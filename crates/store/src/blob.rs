@@ -1,0 +1,1 @@
+//! Content-addressed object storage for payloads above the inline limit.

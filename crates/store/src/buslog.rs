@@ -1,0 +1,1 @@
+//! Numbering, positions, leases of the backbone.

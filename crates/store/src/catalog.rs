@@ -1,0 +1,1 @@
+//! catalog.* and ledger.accounts: stubs on first reference.

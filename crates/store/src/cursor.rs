@@ -1,0 +1,1 @@
+//! system.sync_cursors and system.network_heads: positions and what the chain reports.

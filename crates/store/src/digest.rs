@@ -1,0 +1,1 @@
+//! ledger.digests: the order-independent hash, kept incrementally.

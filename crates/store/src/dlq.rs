@@ -1,0 +1,1 @@
+//! system.dlq and parked keys.

@@ -1,0 +1,1 @@
+//! system.inbox: one effect per (event, handler).

@@ -1,0 +1,1 @@
+//! ledger.normalized_*: keys, events, deltas.

@@ -1,0 +1,1 @@
+//! system.outbox_events: the only way to emit an event.

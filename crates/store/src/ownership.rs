@@ -1,0 +1,1 @@
+//! ledger.ownership_*: balances and their history.

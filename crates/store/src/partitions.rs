@@ -1,0 +1,1 @@
+//! The partition manager of height-partitioned tables.

@@ -1,0 +1,1 @@
+//! projection.*: what the projectors write.

@@ -1,0 +1,1 @@
+//! raw.*: blocks, transactions, events, lookups, evidence, orphans.

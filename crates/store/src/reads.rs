@@ -1,0 +1,1 @@
+//! What the API reads: projection.* and by-id raw.*.

@@ -1,0 +1,1 @@
+//! Processes, heads, watermarks: what `status` shows.

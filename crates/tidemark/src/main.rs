@@ -1,0 +1,2 @@
+//! The Tidemark binary.
+fn main() {}

@@ -13,7 +13,8 @@ const CHUNK_BYTES: usize = 256 * 1024;
 /// 2000-01-01T00:00:00Z, Postgres' epoch, in Unix microseconds.
 const POSTGRES_EPOCH_MICROS: i128 = 946_684_800_000_000;
 
-/// Encoded rows.
+/// Encoded rows. Cloning shares the full chunks.
+#[derive(Clone)]
 pub struct CopyBuffer {
     columns: i16,
     full: Vec<Bytes>,

@@ -10,6 +10,7 @@
 
 pub mod applied;
 pub mod blob;
+pub mod bulk;
 pub mod buslog;
 pub mod catalog;
 pub mod copy;

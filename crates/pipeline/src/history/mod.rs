@@ -1,1 +1,29 @@
-//! Bulk application of finalized history, segment by segment.
+//! Bulk application of finalized history, segment by segment (cost.md: history is not live run faster).
+//!
+//! A segment is read from raw.*, parsed, folded and applied in one transaction that moves normalizer,
+//! state-updater and projector together: an event at or below `history_height` counts as applied without
+//! claim rows. The same events applied one by one give the same state; the digest test proves it.
+
+mod apply;
+pub mod segment;
+
+pub use apply::apply_blocks;
+
+use tidemark_model::ids::HeightRange;
+use tidemark_store::StoreError;
+
+/// Why history cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum HistoryError {
+    /// The database failed, or somebody else moved the ledger.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A segment's balances went below zero in ever new places.
+    #[error("blocks {range} of {network} cannot be applied: balances go below zero in ever new places")]
+    NeverWhole {
+        /// Network slug.
+        network: String,
+        /// The segment.
+        range: HeightRange,
+    },
+}

@@ -1,0 +1,248 @@
+//! A segment applied: one transaction, from the fence to the checkpoint.
+
+use alloy_primitives::U256;
+use alloy_primitives::map::HashMap;
+use tidemark_model::chain::{BalanceAsk, ChainAdapter, Network, ParsedBlock, RawBlock, Standard};
+use tidemark_model::ids::{AccountId, AssetId, EventId, HeightRange};
+use tidemark_store::bulk::{self, BelowZero, Log, Merge, QuarantineRow};
+use tidemark_store::copy::CopyBuffer;
+use tidemark_store::{Conn, StoreError, Tx};
+
+use super::HistoryError;
+use super::segment::{Before, Segment, SegmentAsset, build};
+
+/// Tries to make a segment's balances whole before giving up: each try learns of new pairs.
+const TRIES_MAX: usize = 50;
+
+/// Questions in one call to the adapter, which batches them further.
+const ASKS_MAX: usize = 5_000;
+
+/// Builds and applies the segment of `blocks`, asking the chain for balances older than the start block
+/// where they are needed. Gives the number of canonical events.
+pub async fn apply_blocks(
+    conn: &mut Conn,
+    adapter: &dyn ChainAdapter,
+    range: HeightRange,
+    blocks: &[(RawBlock, ParsedBlock)],
+) -> Result<u64, HistoryError> {
+    let network = adapter.network();
+    let mut before = Before::default();
+    let mut segment = build(network, range, blocks, &before);
+    let answers = ask_openings(conn, adapter, &segment).await?;
+    if !answers.is_empty() {
+        before.openings =
+            answers.iter().filter_map(|(asset, account, qty)| Some(((*asset, *account), (*qty)?))).collect();
+        segment = build(network, range, blocks, &before);
+    }
+    for _ in 0..TRIES_MAX {
+        match apply(conn, network, &segment, &answers).await? {
+            Applied::Done => return Ok(segment.events),
+            Applied::BelowZero(pairs) => learn(network, &segment, pairs, &mut before),
+        }
+        segment = build(network, range, blocks, &before);
+    }
+    Err(HistoryError::NeverWhole { network: network.slug.clone(), range })
+}
+
+/// Starting in the middle, an account may hold units of a class since before: the chain is asked once for
+/// every pair that moves. Single tokens need no question (see [`learn`]).
+async fn ask_openings(
+    conn: &Conn,
+    adapter: &dyn ChainAdapter,
+    segment: &Segment,
+) -> Result<Vec<(AssetId, AccountId, Option<U256>)>, HistoryError> {
+    let network = adapter.network();
+    if network.start_block.0 == 0 {
+        return Ok(Vec::new());
+    }
+    let classes: Vec<_> = segment
+        .balances
+        .iter()
+        .filter(|change| segment.asset(change.asset).standard.is_fungible_class())
+        .collect();
+    let pairs: Vec<_> = classes
+        .iter()
+        .map(|change| (segment.asset(change.asset).id, segment.account(change.account).id))
+        .collect();
+    let new = bulk::openings_never_asked(conn, &pairs).await?;
+    let mut answers = Vec::with_capacity(new.len());
+    for chunk in new.chunks(ASKS_MAX) {
+        let asks: Vec<BalanceAsk> = chunk
+            .iter()
+            .map(|at| BalanceAsk {
+                asset: segment.asset_ref(segment.asset(classes[*at].asset)),
+                account: segment.account(classes[*at].account).address.clone(),
+                at: network.start_block.minus(1),
+            })
+            .collect();
+        let found = match adapter.balances(&asks).await {
+            Ok(found) => found,
+            // The node cannot tell: what turns out to be missing is inferred, the asset is partial anyway.
+            Err(error) => {
+                tracing::warn!(network_id = network.id.0, action = "opening_unknown", error = %error,
+                    "The node cannot tell balances before the start block; openings are inferred.");
+                vec![None; asks.len()]
+            }
+        };
+        answers.extend(chunk.iter().zip(found).map(|(at, qty)| (pairs[*at].0, pairs[*at].1, qty)));
+    }
+    Ok(answers)
+}
+
+enum Applied {
+    Done,
+    BelowZero(Vec<BelowZero>),
+}
+
+async fn apply(
+    conn: &mut Conn,
+    network: &Network,
+    segment: &Segment,
+    openings: &[(AssetId, AccountId, Option<U256>)],
+) -> Result<Applied, HistoryError> {
+    let tx = conn.tx().await?;
+    let progress = bulk::lock_progress(&tx, network.id).await?;
+    if progress.head + 1 != segment.range.from().as_i64() || progress.finalized != progress.head {
+        return Err(StoreError::Fenced { what: format!("the ledger of {}", network.slug) }.into());
+    }
+    let below_zero = bulk::stage(&tx, merge_rows(network, segment)).await?;
+    if !below_zero.is_empty() {
+        tx.rollback().await?;
+        return Ok(Applied::BelowZero(below_zero));
+    }
+    if bulk::has_open_events(&tx, network.id).await? {
+        bulk::forget_reverted(&tx, network.id, segment.event_ids.clone()).await?;
+    }
+    let log = Log {
+        keys: segment.key_rows.clone(),
+        events: segment.event_rows.clone(),
+        deltas: segment.delta_rows.clone(),
+        history: segment.history_rows.clone(),
+        transfers: segment.transfer_rows.clone(),
+        blocks: segment.block_rows.clone(),
+    };
+    bulk::append(&tx, log).await?;
+    let now = segment.last_time;
+    bulk::merge_balances(&tx, network.id, now).await?;
+    bulk::merge_catalog(&tx, network.id, now).await?;
+    bulk::merge_statistics(&tx, network.id, now).await?;
+    let height = segment.range.last().as_i64();
+    bulk::add_digests(&tx, network.id, &segment.digest, height).await?;
+    bulk::record_openings(&tx, network.id, openings).await?;
+    quarantine(&tx, network, segment).await?;
+    bulk::finish(&tx, network.id, progress.head, height).await?;
+    tx.commit().await?;
+    Ok(Applied::Done)
+}
+
+fn merge_rows(network: &Network, segment: &Segment) -> Merge {
+    let mut balances = CopyBuffer::new(5);
+    for change in &segment.balances {
+        let asset = segment.asset(change.asset);
+        balances
+            .row()
+            .uuid(asset.id.0)
+            .uuid(segment.account(change.account).id.0)
+            .uuid(segment.collection(asset.collection).id.0)
+            .qty(change.net)
+            .qty(change.low);
+    }
+    let mut assets = CopyBuffer::new(10);
+    for asset in &segment.assets {
+        assets
+            .row()
+            .uuid(asset.id.0)
+            .uuid(segment.collection(asset.collection).id.0)
+            .text(&asset.token_id)
+            .text(asset.standard.as_str())
+            .qty(asset.supply)
+            .timestamp(asset.first_seen)
+            .i64(asset.first_height.as_i64())
+            .i64(asset.last_height.as_i64())
+            .bool(
+                network.start_block.0 > 0 && (asset.standard.is_fungible_class() || !asset.begins_with_mint),
+            )
+            .bool(asset.burnt);
+    }
+    let mut accounts = CopyBuffer::new(5);
+    for account in &segment.accounts {
+        accounts
+            .row()
+            .uuid(account.id.0)
+            .text(&account.address)
+            .timestamp(account.first_seen)
+            .timestamp(account.last_seen)
+            .i64(account.transfers);
+    }
+    let mut collections = CopyBuffer::new(8);
+    for collection in &segment.collections {
+        collections
+            .row()
+            .uuid(collection.id.0)
+            .uuid(collection.contract.0)
+            .text(&collection.address)
+            .text(collection.standard.as_str())
+            .timestamp(collection.first_seen)
+            .i64(collection.first_height.as_i64())
+            .i64(collection.last_height.as_i64())
+            .i64(collection.transfers);
+    }
+    Merge { balances, assets, accounts, collections }
+}
+
+/// Learns about pairs that went below zero. Where our history may begin after theirs, the missing part is
+/// an opening balance; where it cannot, their balance before the segment tells which event to refuse.
+fn learn(network: &Network, segment: &Segment, pairs: Vec<BelowZero>, before: &mut Before) {
+    let assets: HashMap<AssetId, &SegmentAsset> =
+        segment.assets.iter().map(|asset| (asset.id, asset)).collect();
+    for pair in pairs {
+        let key = (pair.asset, pair.account);
+        let asset = assets[&pair.asset];
+        let unknown =
+            network.start_block.0 > 0 && !pair.known_since_birth && !before.openings.contains_key(&key);
+        match asset.standard {
+            // Whoever sends a token that was not minted since our start held it before: exactly one.
+            Standard::Erc721 if unknown && !asset.begins_with_mint => {
+                before.openings.insert(key, U256::from(1))
+            }
+            // The node could not tell: at least what was missing.
+            Standard::Erc1155 if unknown => before.openings.insert(key, pair.missing),
+            Standard::Erc721 | Standard::Erc1155 => before.balances.insert(key, pair.held),
+        };
+    }
+}
+
+async fn quarantine(tx: &Tx<'_>, network: &Network, segment: &Segment) -> Result<(), StoreError> {
+    let malformed: Vec<QuarantineRow> = segment
+        .quarantined
+        .iter()
+        .map(|(height, bad)| QuarantineRow {
+            event: EventId::of(&bad.source_event_id, 0).0,
+            source: bad.source_event_id.as_str().to_owned(),
+            height: height.as_i64(),
+            asset: None,
+            reason: bad.reason.clone(),
+            evidence: serde_json::json!({ "tx_hash": bad.tx_hash, "event_index": bad.event_index }),
+        })
+        .collect();
+    bulk::quarantine(tx, "normalizer", network.id, &malformed).await?;
+    let refused: Vec<QuarantineRow> = segment
+        .refused
+        .iter()
+        .map(|refused| QuarantineRow {
+            event: refused.event.0,
+            source: refused.source.as_str().to_owned(),
+            height: refused.height.as_i64(),
+            asset: Some(refused.asset.0),
+            reason: refused.reason.clone(),
+            evidence: serde_json::json!({ "segment": [segment.range.from(), segment.range.to()] }),
+        })
+        .collect();
+    bulk::quarantine(tx, "state-updater", network.id, &refused).await?;
+    let contracts: Vec<_> = segment
+        .refused
+        .iter()
+        .map(|refused| (refused.contract.0, format!("event {} {}", refused.source.as_str(), refused.reason)))
+        .collect();
+    bulk::distrust(tx, &contracts).await
+}

@@ -1,0 +1,569 @@
+//! A segment: the finalized events of a run of blocks, shaped for bulk application.
+//!
+//! Building is pure. It interns addresses and assets (each id is hashed once per segment), encodes the
+//! append-only rows straight into COPY buffers, and folds all movements into one net change per (asset,
+//! account). `low` is the smallest running sum on the way, so that "the balance never went below zero" can
+//! be decided later from the balance before the segment alone.
+
+use alloy_primitives::U256;
+use alloy_primitives::map::HashMap;
+use std::collections::HashSet;
+
+use tidemark_model::chain::{AssetRef, EventKind, Network, ParsedBlock, RawBlock, RawEvent, Standard};
+use tidemark_model::digest::{BUCKETS, Digest, bucket_of};
+use tidemark_model::ids::{
+    AccountId, AssetId, CollectionId, ContractId, EventId, Height, HeightRange, NetworkId, SourceEventId,
+    event_uid,
+};
+use tidemark_model::quantity::SignedQty;
+use tidemark_store::copy::CopyBuffer;
+use time::OffsetDateTime;
+
+/// An account seen in the segment.
+#[derive(Debug)]
+pub struct SegmentAccount {
+    /// Its id.
+    pub id: AccountId,
+    /// Its canonical address.
+    pub address: String,
+    /// Time of its first event here.
+    pub first_seen: OffsetDateTime,
+    /// Time of its last event here.
+    pub last_seen: OffsetDateTime,
+    /// Events it took part in.
+    pub transfers: i64,
+}
+
+/// A collection seen in the segment.
+#[derive(Debug)]
+pub struct SegmentCollection {
+    /// Its id.
+    pub id: CollectionId,
+    /// Its contract.
+    pub contract: ContractId,
+    /// Canonical contract address.
+    pub address: String,
+    /// The standard of its first event here.
+    pub standard: Standard,
+    /// Time of its first event here.
+    pub first_seen: OffsetDateTime,
+    /// Height of its first event here.
+    pub first_height: Height,
+    /// Height of its last event here.
+    pub last_height: Height,
+    /// Events that moved something.
+    pub transfers: i64,
+}
+
+/// An asset seen in the segment.
+#[derive(Debug)]
+pub struct SegmentAsset {
+    /// Its id.
+    pub id: AssetId,
+    /// Index into the segment's collections.
+    pub collection: u32,
+    /// Token id as the chain has it.
+    pub token_id: String,
+    /// Its standard.
+    pub standard: Standard,
+    /// Minted less burned.
+    pub supply: SignedQty,
+    /// Time of its first event here.
+    pub first_seen: OffsetDateTime,
+    /// Height of its first event here.
+    pub first_height: Height,
+    /// Height of its last event here.
+    pub last_height: Height,
+    /// Was something of it burnt here?
+    pub burnt: bool,
+    /// Did its first movement here create it?
+    pub begins_with_mint: bool,
+    /// Has any movement been seen here?
+    moved: bool,
+}
+
+/// The net change of one (asset, account).
+#[derive(Debug, Clone, Copy)]
+pub struct BalanceChange {
+    /// Index into the segment's assets.
+    pub asset: u32,
+    /// Index into the segment's accounts.
+    pub account: u32,
+    /// Sum of all legs.
+    pub net: SignedQty,
+    /// Smallest running sum, never above zero.
+    pub low: SignedQty,
+}
+
+/// An event whose effect is left out because a balance would go negative.
+#[derive(Debug, Clone)]
+pub struct Refused {
+    /// The event.
+    pub event: EventId,
+    /// Its chain-native identity.
+    pub source: SourceEventId,
+    /// Where it stands.
+    pub height: Height,
+    /// Its asset.
+    pub asset: AssetId,
+    /// Its contract.
+    pub contract: ContractId,
+    /// Why, with the balance it met.
+    pub reason: String,
+}
+
+/// What is known of balances before the segment, for the pairs that need it.
+#[derive(Debug, Default)]
+pub struct Before {
+    /// Balances before the segment of pairs that went below zero in a first try.
+    pub balances: HashMap<(AssetId, AccountId), U256>,
+    /// Openings: balances older than the start block, to be written as opening events.
+    pub openings: HashMap<(AssetId, AccountId), U256>,
+}
+
+/// Rows and sums of one run of blocks.
+pub struct Segment {
+    /// The network.
+    pub network: NetworkId,
+    /// The heights covered.
+    pub range: HeightRange,
+    /// Canonical events (all kinds).
+    pub events: u64,
+    /// Ids of all events, for the rare case that some were reverted before.
+    pub event_ids: CopyBuffer,
+    /// Rows of ledger.normalized_event_keys.
+    pub key_rows: CopyBuffer,
+    /// Rows of ledger.normalized_events.
+    pub event_rows: CopyBuffer,
+    /// Rows of ledger.normalized_event_deltas.
+    pub delta_rows: CopyBuffer,
+    /// Rows of ledger.ownership_history.
+    pub history_rows: CopyBuffer,
+    /// Rows of projection.transfers.
+    pub transfer_rows: CopyBuffer,
+    /// Rows of projection.block_cards.
+    pub block_rows: CopyBuffer,
+    /// Accounts seen.
+    pub accounts: Vec<SegmentAccount>,
+    /// Collections seen.
+    pub collections: Vec<SegmentCollection>,
+    /// Assets seen.
+    pub assets: Vec<SegmentAsset>,
+    /// Net changes.
+    pub balances: Vec<BalanceChange>,
+    /// Change of the digest per bucket.
+    pub digest: Vec<Digest>,
+    /// Events whose effect was refused.
+    pub refused: Vec<Refused>,
+    /// Records that break their standard, with their height.
+    pub quarantined: Vec<(Height, tidemark_model::chain::Quarantined)>,
+    /// Time of the last block.
+    pub last_time: OffsetDateTime,
+}
+
+impl Segment {
+    /// The asset at `at`.
+    pub fn asset(&self, at: u32) -> &SegmentAsset {
+        &self.assets[index(at)]
+    }
+    /// The account at `at`.
+    pub fn account(&self, at: u32) -> &SegmentAccount {
+        &self.accounts[index(at)]
+    }
+    /// The collection at `at`.
+    pub fn collection(&self, at: u32) -> &SegmentCollection {
+        &self.collections[index(at)]
+    }
+    /// The natural name of an asset of this segment.
+    pub fn asset_ref(&self, asset: &SegmentAsset) -> AssetRef {
+        AssetRef {
+            network_id: self.network,
+            collection_addr_normalized: self.collection(asset.collection).address.clone(),
+            token_id_raw: asset.token_id.clone(),
+            standard: asset.standard,
+        }
+    }
+}
+
+/// Builds segments; reuses nothing between them, so that a segment depends on its blocks alone.
+struct Builder<'a> {
+    network: &'a Network,
+    before: &'a Before,
+    account_index: HashMap<String, u32>,
+    collection_index: HashMap<String, u32>,
+    asset_index: HashMap<(u32, String, Standard), u32>,
+    pair_index: HashMap<(u32, u32), u32>,
+    opened: HashSet<(u32, u32)>,
+    segment: Segment,
+}
+
+/// Builds the segment of `blocks` (heights ascending, all within `range`, all final).
+pub fn build(
+    network: &Network,
+    range: HeightRange,
+    blocks: &[(RawBlock, ParsedBlock)],
+    before: &Before,
+) -> Segment {
+    let mut builder = Builder {
+        network,
+        before,
+        account_index: HashMap::default(),
+        collection_index: HashMap::default(),
+        asset_index: HashMap::default(),
+        pair_index: HashMap::default(),
+        opened: HashSet::new(),
+        segment: Segment {
+            network: network.id,
+            range,
+            events: 0,
+            event_ids: CopyBuffer::new(1),
+            key_rows: CopyBuffer::new(9),
+            event_rows: CopyBuffer::new(15),
+            delta_rows: CopyBuffer::new(6),
+            history_rows: CopyBuffer::new(9),
+            transfer_rows: CopyBuffer::new(15),
+            block_rows: CopyBuffer::new(7),
+            accounts: Vec::new(),
+            collections: Vec::new(),
+            assets: Vec::new(),
+            balances: Vec::new(),
+            digest: vec![Digest::default(); BUCKETS],
+            refused: Vec::new(),
+            quarantined: Vec::new(),
+            last_time: blocks.last().map_or(OffsetDateTime::UNIX_EPOCH, |(block, _)| block.time),
+        },
+    };
+    for (block, parsed) in blocks {
+        assert!(range.contains(block.height), "block {} lies outside the segment {range}", block.height);
+        builder.block(block, parsed);
+    }
+    let mut segment = builder.segment;
+    // With a start in the middle every pair that moved is needed: its opening may be asked for.
+    if network.start_block.0 == 0 {
+        segment.balances.retain(|change| !change.net.is_zero() || change.low.is_negative());
+    }
+    segment
+}
+
+impl Builder<'_> {
+    fn block(&mut self, block: &RawBlock, parsed: &ParsedBlock) {
+        let events = i32::try_from(parsed.events.len()).expect("a block holds fewer than 2^31 events");
+        self.segment
+            .block_rows
+            .row()
+            .i32(self.network.id.0)
+            .i64(block.height.as_i64())
+            .bytea(&block.hash.0)
+            .bytea(&block.parent.0)
+            .timestamp(block.time)
+            .opt(block.tx_count.and_then(|count| i32::try_from(count).ok()), CopyBuffer::i32)
+            .i32(events);
+        for event in &parsed.events {
+            self.event(event);
+        }
+        self.segment.quarantined.extend(parsed.quarantined.iter().map(|bad| (block.height, bad.clone())));
+    }
+
+    fn event(&mut self, event: &RawEvent) {
+        let id = EventId::of(&event.source_event_id, event.sub_index);
+        let Some(asset_ref) = event.asset_refs.first() else {
+            self.event_row(id, event, None);
+            return;
+        };
+        let moves = event.movement();
+        let collection = self.collection(
+            &asset_ref.collection_addr_normalized,
+            asset_ref.standard,
+            event,
+            moves.is_some(),
+        );
+        let asset = self.asset(collection, &asset_ref.token_id_raw, asset_ref.standard, event);
+        self.event_row(id, event, Some((asset, collection)));
+        let Some(movement) = moves else { return };
+        let from = movement.from.map(|address| self.account(address, event));
+        let to = movement.to.map(|address| self.account(address, event));
+        self.first_movement(asset, event.event_kind);
+        let asset_id = self.segment.assets[index(asset)].id;
+        let account_id = |builder: &Self, at: u32| builder.segment.accounts[index(at)].id.0;
+        let (from_id, to_id) = (from.map(|at| account_id(self, at)), to.map(|at| account_id(self, at)));
+        let signed = if to.is_none() { SignedQty::loss(movement.qty) } else { SignedQty::gain(movement.qty) };
+        self.segment
+            .delta_rows
+            .row()
+            .uuid(id.0)
+            .i32(0)
+            .uuid(asset_id.0)
+            .opt(from_id, CopyBuffer::uuid)
+            .opt(to_id, CopyBuffer::uuid)
+            .qty(signed);
+        let collection_id = self.segment.collections[index(collection)].id;
+        self.segment
+            .transfer_rows
+            .row()
+            .i32(self.network.id.0)
+            .i64(event.block_number.as_i64())
+            .i32(i32::try_from(event.event_index).expect("an index in a block fits in 31 bits"))
+            .i32(i32::try_from(event.sub_index).expect("an index in a batch fits in 31 bits"))
+            .uuid(id.0)
+            .text(event.event_kind.as_str())
+            .uuid(asset_id.0)
+            .uuid(collection_id.0)
+            .opt(from_id, CopyBuffer::uuid)
+            .opt(to_id, CopyBuffer::uuid)
+            .u256(movement.qty)
+            .bytea(event.tx_hash.as_bytes())
+            .bytea(&event.block_hash.0)
+            .timestamp(event.event_time)
+            .bool(false);
+        for account in [from, to].into_iter().flatten() {
+            self.open(asset, account, event);
+        }
+        if let Some(from) = from
+            && let Err(reason) = self.may_lose(asset, from, movement.qty)
+        {
+            let contract = self.segment.collections[index(collection)].contract;
+            self.segment.refused.push(Refused {
+                event: id,
+                source: event.source_event_id.clone(),
+                height: event.block_number,
+                asset: asset_id,
+                contract,
+                reason,
+            });
+            return;
+        }
+        if let Some(from) = from {
+            self.leg(id, event, asset, from, SignedQty::loss(movement.qty), 0);
+        }
+        if let Some(to) = to {
+            self.leg(id, event, asset, to, SignedQty::gain(movement.qty), 1);
+        }
+        if from.is_none() || to.is_none() {
+            let touched = &mut self.segment.assets[index(asset)];
+            touched.burnt |= to.is_none() && !movement.qty.is_zero();
+            touched.supply = touched.supply.checked_add(signed).unwrap_or(touched.supply);
+        }
+    }
+
+    /// Refuses a loss that the balance before the segment does not cover; only pairs whose balance was
+    /// looked up can be judged, all others are judged by `low` against the database.
+    fn may_lose(&self, asset: u32, account: u32, qty: U256) -> Result<(), String> {
+        let pair = (self.segment.assets[index(asset)].id, self.segment.accounts[index(account)].id);
+        let Some(held) = self.before.balances.get(&pair) else { return Ok(()) };
+        let running = self
+            .pair_index
+            .get(&(asset, account))
+            .map_or(SignedQty::ZERO, |at| self.segment.balances[index(*at)].net);
+        let after =
+            SignedQty::gain(*held).checked_add(running).and_then(|now| now.checked_add(SignedQty::loss(qty)));
+        match after {
+            Some(after) if !after.is_negative() => Ok(()),
+            _ => Err(format!(
+                "would leave {} of {qty} that are not there",
+                self.segment.accounts[index(account)].address
+            )),
+        }
+    }
+
+    /// Writes the opening of a pair, if it has one, before its first leg: the balance the account had
+    /// before our start block, as an explicit delta.
+    fn open(&mut self, asset: u32, account: u32, cause: &RawEvent) {
+        let (asset_id, account_id) =
+            (self.segment.assets[index(asset)].id, self.segment.accounts[index(account)].id);
+        let Some(qty) = self.before.openings.get(&(asset_id, account_id)).copied() else { return };
+        if qty.is_zero() || !self.opened.insert((asset, account)) {
+            return;
+        }
+        let opening = opening_event(self.network, asset_id, account_id, cause);
+        let id = EventId::of(&opening.source_event_id, 0);
+        let collection = self.segment.assets[index(asset)].collection;
+        self.event_row(id, &opening, Some((asset, collection)));
+        self.segment.delta_rows.row().uuid(id.0).i32(0).uuid(asset_id.0).null().uuid(account_id.0).u256(qty);
+        self.leg(id, &opening, asset, account, SignedQty::gain(qty), 1);
+        let touched = &mut self.segment.assets[index(asset)];
+        touched.supply = touched.supply.checked_add(SignedQty::gain(qty)).unwrap_or(touched.supply);
+    }
+
+    fn event_row(&mut self, id: EventId, event: &RawEvent, asset: Option<(u32, u32)>) {
+        self.segment.events += 1;
+        self.segment.event_ids.row().uuid(id.0);
+        let mut sub_index = [0_u8; 10];
+        let sub_index = decimal(event.sub_index, &mut sub_index);
+        self.segment
+            .key_rows
+            .row()
+            .uuid(id.0)
+            .bytea(&event_uid(&event.source_event_id, event.sub_index))
+            .text(event.source_event_id.as_str())
+            .text(sub_index)
+            .i32(self.network.id.0)
+            .i64(event.block_number.as_i64())
+            .bytea(&event.block_hash.0)
+            .text("finalized")
+            .bool(false);
+        let ids = asset.map(|(asset, collection)| {
+            (self.segment.assets[index(asset)].id.0, self.segment.collections[index(collection)].id.0)
+        });
+        self.segment
+            .event_rows
+            .row()
+            .uuid(id.0)
+            .text(event.source_event_id.as_str())
+            .text(sub_index)
+            .i32(self.network.id.0)
+            .text(event.event_kind.as_str())
+            .opt(ids.map(|ids| ids.0), CopyBuffer::uuid)
+            .opt(ids.map(|ids| ids.1), CopyBuffer::uuid)
+            .i64(event.block_number.as_i64())
+            .bytea(&event.block_hash.0)
+            .bytea(event.tx_hash.as_bytes())
+            .i32(i32::try_from(event.event_index).expect("an index in a block fits in 31 bits"))
+            .timestamp(event.event_time)
+            .text("finalized")
+            .bool(false)
+            .opt(event.blob_ref.as_deref(), CopyBuffer::text);
+    }
+
+    fn leg(&mut self, id: EventId, event: &RawEvent, asset: u32, account: u32, qty: SignedQty, leg: i16) {
+        let (asset_id, account_id) =
+            (self.segment.assets[index(asset)].id, self.segment.accounts[index(account)].id);
+        self.segment
+            .history_rows
+            .row()
+            .uuid(asset_id.0)
+            .uuid(account_id.0)
+            .i32(self.network.id.0)
+            .i64(event.block_number.as_i64())
+            .i32(i32::try_from(event.event_index).expect("an index in a block fits in 31 bits"))
+            .qty(qty)
+            .timestamp(event.event_time)
+            .uuid(id.0)
+            .i16(leg);
+        self.segment.digest[usize::from(bucket_of(asset_id))].add(asset_id, account_id, qty);
+        let next = u32::try_from(self.segment.balances.len()).expect("fewer than 2^32 pairs");
+        let at = *self.pair_index.entry((asset, account)).or_insert(next);
+        if at == next {
+            self.segment.balances.push(BalanceChange {
+                asset,
+                account,
+                net: SignedQty::ZERO,
+                low: SignedQty::ZERO,
+            });
+        }
+        let change = &mut self.segment.balances[index(at)];
+        change.net =
+            change.net.checked_add(qty).expect("a sum of checked uint256 legs stays within the sign bit");
+        change.low = change.low.min(change.net);
+    }
+
+    fn first_movement(&mut self, asset: u32, kind: EventKind) {
+        let touched = &mut self.segment.assets[index(asset)];
+        if !touched.moved {
+            touched.moved = true;
+            touched.begins_with_mint = kind == EventKind::Mint;
+        }
+    }
+
+    fn account(&mut self, address: &str, event: &RawEvent) -> u32 {
+        if let Some(at) = self.account_index.get(address) {
+            let account = &mut self.segment.accounts[index(*at)];
+            account.last_seen = event.event_time;
+            account.transfers += 1;
+            return *at;
+        }
+        let at = u32::try_from(self.segment.accounts.len()).expect("fewer than 2^32 accounts");
+        self.account_index.insert(address.to_owned(), at);
+        self.segment.accounts.push(SegmentAccount {
+            id: AccountId::of(self.network.id, address),
+            address: address.to_owned(),
+            first_seen: event.event_time,
+            last_seen: event.event_time,
+            transfers: 1,
+        });
+        at
+    }
+
+    fn collection(&mut self, address: &str, standard: Standard, event: &RawEvent, moves: bool) -> u32 {
+        let at = match self.collection_index.get(address) {
+            Some(at) => *at,
+            None => {
+                let at = u32::try_from(self.segment.collections.len()).expect("fewer than 2^32 collections");
+                self.collection_index.insert(address.to_owned(), at);
+                self.segment.collections.push(SegmentCollection {
+                    id: CollectionId::of(self.network.id, address),
+                    contract: ContractId::of(self.network.id, address),
+                    address: address.to_owned(),
+                    standard,
+                    first_seen: event.event_time,
+                    first_height: event.block_number,
+                    last_height: event.block_number,
+                    transfers: 0,
+                });
+                at
+            }
+        };
+        let collection = &mut self.segment.collections[index(at)];
+        collection.last_height = event.block_number;
+        collection.transfers += i64::from(moves);
+        at
+    }
+
+    fn asset(&mut self, collection: u32, token_id: &str, standard: Standard, event: &RawEvent) -> u32 {
+        let key = (collection, token_id.to_owned(), standard);
+        if let Some(at) = self.asset_index.get(&key) {
+            self.segment.assets[index(*at)].last_height = event.block_number;
+            return *at;
+        }
+        let at = u32::try_from(self.segment.assets.len()).expect("fewer than 2^32 assets");
+        let id = AssetId::of(
+            self.network.id,
+            self.segment.collections[index(collection)].id,
+            token_id,
+            standard.as_str(),
+        );
+        self.segment.assets.push(SegmentAsset {
+            id,
+            collection,
+            token_id: key.1.clone(),
+            standard,
+            supply: SignedQty::ZERO,
+            first_seen: event.event_time,
+            first_height: event.block_number,
+            last_height: event.block_number,
+            burnt: false,
+            begins_with_mint: false,
+            moved: false,
+        });
+        self.asset_index.insert(key, at);
+        at
+    }
+}
+
+/// The synthetic event that carries a balance older than the start block (ADR 0008).
+pub fn opening_event(network: &Network, asset: AssetId, account: AccountId, cause: &RawEvent) -> RawEvent {
+    RawEvent {
+        source_event_id: SourceEventId::opening(network.id, asset, account),
+        sub_index: 0,
+        event_kind: EventKind::Opening,
+        asset_refs: cause.asset_refs.clone(),
+        ownership_deltas: Vec::new(),
+        ..cause.clone()
+    }
+}
+
+fn index(at: u32) -> usize {
+    usize::try_from(at).expect("usize holds 32 bits")
+}
+
+fn decimal(value: u32, buffer: &mut [u8; 10]) -> &str {
+    let mut at = buffer.len();
+    let mut rest = value;
+    loop {
+        at -= 1;
+        buffer[at] = b'0' + u8::try_from(rest % 10).expect("a digit");
+        rest /= 10;
+        if rest == 0 {
+            return std::str::from_utf8(&buffer[at..]).expect("digits are ASCII");
+        }
+    }
+}

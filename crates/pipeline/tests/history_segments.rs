@@ -1,0 +1,345 @@
+//! Bulk history on a real Postgres: any split into segments gives the balances of a naive model, the read
+//! models agree with the ledger, and starting in the middle ends in the same balances.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use tidemark_model::chain::*;
+use tidemark_model::finality::FinalityStatus;
+use tidemark_model::ids::*;
+use tidemark_model::quantity::SignedQty;
+use tidemark_model::redact::RedactedUrl;
+use tidemark_model::{OffsetDateTime, U256};
+use tidemark_pipeline::history::apply_blocks;
+use tidemark_store::{Db, DbOptions, bulk};
+use tidemark_testkit::pg::TestDb;
+
+const NETWORK: NetworkId = NetworkId(7);
+
+/// (contract, token, account) → quantity.
+type Balances = BTreeMap<(String, String, String), U256>;
+
+/// Balances of the chain's past, for openings.
+struct Chain {
+    network: Network,
+    before_start: Balances,
+}
+
+#[async_trait]
+impl ChainAdapter for Chain {
+    fn network(&self) -> &Network {
+        &self.network
+    }
+    async fn head(&self) -> Result<Head, ChainError> {
+        unreachable!("history does not ask for the head")
+    }
+    async fn next_head(&self, _: &Head, _: Duration) -> Result<Head, ChainError> {
+        unreachable!("history does not ask for the head")
+    }
+    async fn fetch(&self, _: HeightRange, _: FetchMode) -> Result<RawBatch, ChainError> {
+        unreachable!("history reads raw.*")
+    }
+    async fn link_at(&self, _: Height) -> Result<Option<BlockLink>, ChainError> {
+        unreachable!("history is final")
+    }
+    fn parse(&self, _: &RawBlock) -> ParsedBlock {
+        unreachable!("blocks are given parsed")
+    }
+    async fn balances(&self, asks: &[BalanceAsk]) -> Result<Vec<Option<U256>>, ChainError> {
+        let key = |ask: &BalanceAsk| {
+            (
+                ask.asset.collection_addr_normalized.clone(),
+                ask.asset.token_id_raw.clone(),
+                ask.account.clone(),
+            )
+        };
+        Ok(asks
+            .iter()
+            .map(|ask| Some(self.before_start.get(&key(ask)).copied().unwrap_or_default()))
+            .collect())
+    }
+    fn requests(&self) -> u64 {
+        0
+    }
+}
+
+struct Script {
+    blocks: Vec<(RawBlock, ParsedBlock)>,
+    /// Balances after each block.
+    truth: Vec<Balances>,
+}
+
+fn address(n: u32) -> String {
+    format!("0x{n:040x}")
+}
+
+fn event(
+    block: &RawBlock,
+    index: u32,
+    kind: EventKind,
+    asset: AssetRef,
+    from: Option<&str>,
+    to: Option<&str>,
+    qty: U256,
+) -> RawEvent {
+    let tx: [u8; 32] = U256::from(block.height.0 * 1000 + u64::from(index)).to_be_bytes();
+    let leg =
+        |account: &str, qty_delta| OwnershipDelta { account_addr_normalized: account.to_owned(), qty_delta };
+    RawEvent {
+        source_event_id: SourceEventId::evm(NETWORK, &tx, index),
+        sub_index: 0,
+        event_kind: kind,
+        asset_refs: vec![asset],
+        ownership_deltas: [
+            from.map(|account| leg(account, SignedQty::loss(qty))),
+            to.map(|account| leg(account, SignedQty::gain(qty))),
+        ]
+        .into_iter()
+        .flatten()
+        .collect(),
+        block_number: block.height,
+        block_hash: block.hash,
+        tx_hash: TxId::from(tx),
+        event_index: index,
+        event_time: block.time,
+        finality_status: FinalityStatus::Finalized,
+        blob_ref: None,
+    }
+}
+
+fn asset(contract: &str, token: &str, standard: Standard) -> AssetRef {
+    AssetRef {
+        network_id: NETWORK,
+        collection_addr_normalized: contract.to_owned(),
+        token_id_raw: token.to_owned(),
+        standard,
+    }
+}
+
+fn script(seed: u64, heights: u64) -> Script {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut balances = Balances::new();
+    let mut script = Script { blocks: Vec::new(), truth: Vec::new() };
+    let mut minted = 0_u32;
+    for height in 0..heights {
+        let seconds = i64::try_from(height).expect("small");
+        let block = RawBlock {
+            height: Height(height),
+            hash: BlockHash(U256::from(height + 1).to_be_bytes()),
+            parent: BlockHash(U256::from(height).to_be_bytes()),
+            time: OffsetDateTime::from_unix_timestamp(1_700_000_000 + seconds).expect("a time"),
+            tx_count: Some(1),
+            transactions: vec![],
+            records: vec![],
+            payload: None,
+        };
+        let mut parsed = ParsedBlock::default();
+        for index in 0..rng.random_range(0..6_u32) {
+            let standard = if rng.random_bool(0.5) { Standard::Erc721 } else { Standard::Erc1155 };
+            let single = standard == Standard::Erc721;
+            let contract = address(if single { 0x721 } else { 0x1155 });
+            let held: Vec<_> = balances
+                .iter()
+                .filter(|((at, _, _), _)| *at == contract)
+                .map(|(key, qty)| (key.clone(), *qty))
+                .collect();
+            let (kind, token, from, to, qty) = if held.is_empty() || rng.random_bool(0.4) {
+                minted += 1;
+                let token = if single { minted } else { rng.random_range(0..3) };
+                let qty = if single { 1 } else { rng.random_range(0..50_u64) };
+                (
+                    EventKind::Mint,
+                    token.to_string(),
+                    None,
+                    Some(address(rng.random_range(1..6))),
+                    U256::from(qty),
+                )
+            } else {
+                let ((_, token, owner), has) = held[rng.random_range(0..held.len())].clone();
+                let qty = if single { has } else { has / U256::from(rng.random_range(1..4_u64)) };
+                let to = (!rng.random_bool(0.15)).then(|| address(rng.random_range(1..6)));
+                (
+                    if to.is_some() { EventKind::Transfer } else { EventKind::Burn },
+                    token,
+                    Some(owner),
+                    to,
+                    qty,
+                )
+            };
+            let mut change = |account: &str, gain: bool| {
+                let key = (contract.clone(), token.clone(), account.to_owned());
+                let has = balances.remove(&key).unwrap_or_default();
+                let now = if gain { has + qty } else { has - qty };
+                if !now.is_zero() {
+                    balances.insert(key, now);
+                }
+            };
+            if let Some(from) = &from {
+                change(from, false);
+            }
+            if let Some(to) = &to {
+                change(to, true);
+            }
+            let asset = asset(&contract, &token, standard);
+            parsed.events.push(event(&block, index, kind, asset, from.as_deref(), to.as_deref(), qty));
+        }
+        script.blocks.push((block, parsed));
+        script.truth.push(balances.clone());
+    }
+    script
+}
+
+async fn database() -> Db {
+    let test = TestDb::new().await.expect("a database");
+    let db = Db::open(&RedactedUrl::parse(&test.url).expect("a URL"), &DbOptions::default()).expect("a pool");
+    let conn = db.conn().await.expect("connects");
+    let partition = "create table projection.transfers_7 partition of projection.transfers for values in (7)";
+    conn.batch("partition", partition).await.expect("partitions");
+    drop(conn);
+    db
+}
+
+async fn run(db: &Db, chain: &Chain, script: &Script, from: usize, split: usize) {
+    let mut conn = db.conn().await.expect("connects");
+    bulk::ensure_progress(&conn, NETWORK, chain.network.start_block).await.expect("progress");
+    for blocks in script.blocks[from..].chunks(split) {
+        let (first, last) = (blocks[0].0.height, blocks[blocks.len() - 1].0.height);
+        let range = HeightRange::inclusive(first, last).expect("not empty");
+        apply_blocks(&mut conn, chain, range, blocks).await.expect("applies");
+    }
+}
+
+fn chain(start: u64, before_start: Balances) -> Chain {
+    let network = Network {
+        id: NETWORK,
+        slug: "seven".into(),
+        family: Family::Evm,
+        start_block: Height(start),
+        confirmations: 1,
+        reorg_depth_max: 10,
+    };
+    Chain { network, before_start }
+}
+
+async fn owners(db: &Db, table: &str) -> Balances {
+    let conn = db.conn().await.expect("connects");
+    let sql = format!(
+        "select k.address_normalized, a.token_id_raw, o.address_normalized, t.qty from {table} t
+           join catalog.assets a on a.id = t.asset_id join catalog.collections c on c.id = a.collection_id
+           join catalog.contracts k on k.id = c.contract_id join ledger.accounts o on o.id = t.account_id"
+    );
+    let rows = conn.query("read", &sql, &[]).await.expect("reads");
+    rows.iter().map(|row| ((row.get(0), row.get(1), row.get(2)), row.get(3))).collect()
+}
+
+async fn no_rows(db: &Db, sql: &str) {
+    let conn = db.conn().await.expect("connects");
+    let rows =
+        conn.query("check", &format!("select q::text from ({sql}) q limit 5"), &[]).await.expect("reads");
+    let rows: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    assert!(rows.is_empty(), "{sql}: {rows:?}");
+}
+
+/// Each read model equals what the ledger says.
+const READ_MODELS_DIFFER: &[&str] = &[
+    "select o.collection_id, o.account_id, count(*)::bigint, sum(o.qty) from projection.ownership_view o group by 1, 2
+     except select collection_id, account_id, asset_count, qty from projection.collection_holders",
+    "select collection_id, account_id, asset_count, qty from projection.collection_holders
+     except select o.collection_id, o.account_id, count(*)::bigint, sum(o.qty) from projection.ownership_view o group by 1, 2",
+    "select collection_id, count(*)::bigint from projection.collection_holders group by 1
+     except select collection_id, owners_count from projection.collection_stats",
+    "select collection_id, count(*) filter (where not is_burned)::bigint, sum(supply) from catalog.assets group by 1
+     except select collection_id, asset_count, total_supply from projection.collection_stats",
+    "select account_id, count(*)::bigint from projection.ownership_view group by 1
+     except select account_id, asset_count from projection.account_summaries",
+    "select asset_id from projection.asset_cards c join catalog.assets a on a.id = c.asset_id
+      where (a.supply, a.is_burned) <> (c.supply, c.is_burned)",
+    "select asset_id, sum(qty_delta) from ledger.ownership_history group by 1
+     except select id, supply from catalog.assets",
+];
+
+#[tokio::test]
+async fn any_split_gives_the_truth_and_one_digest() {
+    let mut digests = Vec::new();
+    for (seed, split) in [(1, 1), (1, 7), (1, 200), (2, 3)] {
+        let script = script(seed, 60);
+        let db = database().await;
+        run(&db, &chain(0, Balances::new()), &script, 0, split).await;
+        let truth = script.truth.last().expect("blocks");
+        assert_eq!(&owners(&db, "ledger.ownership_current").await, truth, "seed {seed}, split {split}");
+        assert_eq!(&owners(&db, "projection.ownership_view").await, truth, "seed {seed}, split {split}");
+        for sql in READ_MODELS_DIFFER {
+            no_rows(&db, sql).await;
+        }
+        let conn = db.conn().await.expect("connects");
+        let newest = "select digest from ledger.digest_history order by height desc limit 1";
+        let digest: U256 = conn.query_one("read", newest, &[]).await.expect("reads").get(0);
+        digests.push(digest);
+    }
+    assert!(digests[..3].iter().all(|digest| *digest == digests[0]), "{digests:?}");
+    assert_ne!(digests[3], digests[0]);
+}
+
+#[tokio::test]
+async fn starting_in_the_middle_gives_all_who_moved_the_true_balance_and_no_phantom() {
+    for seed in 10..14 {
+        let script = script(seed, 60);
+        let db = database().await;
+        run(&db, &chain(30, script.truth[29].clone()), &script, 30, 11).await;
+        let found = owners(&db, "ledger.ownership_current").await;
+        let truth = script.truth.last().expect("blocks");
+        for event in script.blocks[30..].iter().flat_map(|(_, parsed)| &parsed.events) {
+            let asset = &event.asset_refs[0];
+            if let Some(sender) = event.movement().expect("moves").from {
+                let key =
+                    (asset.collection_addr_normalized.clone(), asset.token_id_raw.clone(), sender.to_owned());
+                assert_eq!(found.get(&key), truth.get(&key), "seed {seed}: {key:?}");
+            }
+        }
+        for (key, qty) in &found {
+            assert!(qty <= truth.get(key).unwrap_or(&U256::ZERO), "seed {seed}: phantom at {key:?}");
+        }
+        no_rows(&db, "select * from ledger.quarantine").await;
+    }
+}
+
+#[tokio::test]
+async fn a_transfer_of_what_is_not_there_is_quarantined_and_the_rest_goes_on() {
+    let mut script = script(3, 20);
+    let (block, parsed) = &mut script.blocks[10];
+    let ghost = asset(&address(0x721), "424242", Standard::Erc721);
+    let one = U256::from(1);
+    parsed.events.push(event(
+        block,
+        99,
+        EventKind::Transfer,
+        ghost,
+        Some(&address(1)),
+        Some(&address(2)),
+        one,
+    ));
+    let db = database().await;
+    run(&db, &chain(0, Balances::new()), &script, 0, 6).await;
+    assert_eq!(&owners(&db, "ledger.ownership_current").await, script.truth.last().expect("blocks"));
+    let conn = db.conn().await.expect("connects");
+    let row = conn.query_one("read", "select reason from ledger.quarantine", &[]).await.expect("one row");
+    assert!(row.get::<_, String>(0).contains("not there"));
+    let flagged = "select count(*) from projection.collection_stats where reliability = 'unreliable'";
+    assert_eq!(conn.query_one("read", flagged, &[]).await.expect("reads").get::<_, i64>(0), 1);
+}
+
+#[tokio::test]
+async fn a_segment_applied_twice_is_refused_by_the_fence() {
+    let script = script(4, 10);
+    let db = database().await;
+    let chain = chain(0, Balances::new());
+    run(&db, &chain, &script, 0, 10).await;
+    let mut conn = db.conn().await.expect("connects");
+    let range = HeightRange::new(Height(0), Height(10)).expect("not empty");
+    let error = apply_blocks(&mut conn, &chain, range, &script.blocks).await.expect_err("fenced");
+    assert!(error.to_string().contains("moved by another worker"), "{error}");
+    assert_eq!(&owners(&db, "ledger.ownership_current").await, script.truth.last().expect("blocks"));
+}

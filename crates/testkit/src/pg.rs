@@ -112,7 +112,7 @@ fn start() -> anyhow::Result<Cluster> {
 
 fn launch(bin: &Path, dir: &Path) -> anyhow::Result<u16> {
     let data = dir.join("data");
-    // SAFETY of a stale cluster: the watchdog or a reboot ended it without removing its files.
+    // A stale cluster: something ended it without removing its files.
     let _ = as_server_user(&bin.join("pg_ctl")).args(["-m", "immediate", "stop", "-D"]).arg(&data).output();
     let _ = fs::remove_dir_all(&data);
     fs::create_dir(&data)?;
@@ -144,13 +144,26 @@ fn launch(bin: &Path, dir: &Path) -> anyhow::Result<u16> {
     Ok(port)
 }
 
-/// Ends the cluster when nobody has held the users' lock for ten seconds.
+/// Ends the cluster when nobody has held the users' lock for a while. It stops the server while it holds
+/// the lock itself, so that a test that starts at that moment waits and then starts a new one.
+const WATCHDOG: &str = r#"
+idle=0
+while [ $idle -lt 6 ]; do
+    sleep 2
+    if flock -n -x users.lock true; then idle=$((idle + 1)); else idle=0; fi
+    if [ $idle -eq 6 ]; then
+        flock -n -x users.lock sh -c '"$@"; rm -rf data port' stop "$@" || idle=0
+    fi
+done
+"#;
+
 fn watchdog(bin: &Path, dir: &Path, data: &Path) -> anyhow::Result<()> {
-    let script = "sleep 20; while :; do if flock -n -x users.lock sleep 10; then break; fi; sleep 5; done; \
-                  \"$0\" -m immediate stop -D \"$1\"; rm -rf \"$1\" port";
-    as_self("setsid")
-        .args(["sh", "-c", &format!("exec >/dev/null 2>&1 </dev/null; {}", script_as_server_user(script))])
-        .arg(bin.join("pg_ctl"))
+    let stop = as_server_user(&bin.join("pg_ctl"));
+    Command::new("setsid")
+        .args(["sh", "-c", WATCHDOG, "watchdog"])
+        .arg(stop.get_program())
+        .args(stop.get_args())
+        .args(["-m", "immediate", "stop", "-D"])
         .arg(data)
         .current_dir(dir)
         .stdin(std::process::Stdio::null())
@@ -186,10 +199,6 @@ fn is_root() -> bool {
     Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }
 
-fn as_self(program: &str) -> Command {
-    Command::new(program)
-}
-
 /// `program` as a user Postgres accepts: ourselves, or `nobody` when we are root.
 pub fn as_server_user(program: &Path) -> Command {
     if !is_root() {
@@ -198,14 +207,6 @@ pub fn as_server_user(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program);
     command
-}
-
-fn script_as_server_user(script: &str) -> String {
-    if is_root() {
-        script.replace("\"$0\" -m", "setpriv --reuid=65534 --regid=65534 --clear-groups \"$0\" -m")
-    } else {
-        script.to_owned()
-    }
 }
 
 fn give_to_server_user(dir: &Path) -> anyhow::Result<()> {

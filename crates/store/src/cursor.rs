@@ -1,1 +1,230 @@
-//! system.sync_cursors and system.network_heads: positions and what the chain reports.
+//! system.sync_cursors and system.network_heads: positions and what the chain reports. A position moves only
+//! from where its mover believes it to be; zero rows mean that somebody else moved it.
+
+use tidemark_model::chain::{BlockRef, Head, Network};
+use tidemark_model::ids::{BlockHash, Height, NetworkId};
+
+use crate::db::{Conn, StoreError, Tx};
+
+/// Where a shard of a network stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cursor {
+    /// `evm:1:shard-0`
+    pub id: String,
+    /// The network.
+    pub network: NetworkId,
+    /// The first height we read.
+    pub start: Height,
+    /// The first height that is not processed; everything from `start` below it is.
+    pub next: Height,
+    /// Hash of the block below `next`, where it is known.
+    pub last_hash: Option<BlockHash>,
+}
+
+impl Cursor {
+    /// The newest processed height; `None` while nothing is processed.
+    pub fn last(&self) -> Option<Height> {
+        (self.next > self.start).then(|| self.next.minus(1))
+    }
+    /// The newest processed block, where its hash is known.
+    pub fn last_block(&self) -> Option<BlockRef> {
+        Some(BlockRef { height: self.last()?, hash: self.last_hash? })
+    }
+}
+
+/// The id of a shard's cursor.
+pub fn cursor_id(network: &Network, shard: i32) -> String {
+    format!("{}:{}:shard-{shard}", network.family.as_str(), network.id)
+}
+
+const ENSURE_NETWORK: &str = "
+    insert into ref.networks (id, slug, family, start_block, confirmations) values ($1, $2, $3, $4, $5)
+    on conflict (id) do update set slug = excluded.slug, confirmations = excluded.confirmations
+     where ref.networks.slug is distinct from excluded.slug
+        or ref.networks.confirmations is distinct from excluded.confirmations";
+
+/// Makes sure that the network has its row.
+pub async fn ensure_network(conn: &Conn, network: &Network) -> Result<(), StoreError> {
+    let confirmations = i64::try_from(network.confirmations).unwrap_or(i64::MAX);
+    conn.execute(
+        "register a network",
+        ENSURE_NETWORK,
+        &[
+            &network.id.0,
+            &network.slug,
+            &network.family.as_str(),
+            &network.start_block.as_i64(),
+            &confirmations,
+        ],
+    )
+    .await?;
+    Ok(())
+}
+
+const ENSURE_CURSOR: &str = "
+    insert into system.sync_cursors (id, network_id, cursor_type, start_height, last_processed_block)
+    values ($1, $2, 'height', $3, $3 - 1)
+    on conflict (id) do nothing";
+
+/// Makes sure that a shard has its cursor and reads it. An existing cursor keeps its start.
+pub async fn ensure(conn: &Conn, network: &Network, shard: i32) -> Result<Cursor, StoreError> {
+    let id = cursor_id(network, shard);
+    conn.execute("create a cursor", ENSURE_CURSOR, &[&id, &network.id.0, &network.start_block.as_i64()])
+        .await?;
+    read(conn, &id).await
+}
+
+const READ: &str = "
+    select id, network_id, start_height, last_processed_block, last_processed_hash
+      from system.sync_cursors where id = $1";
+
+/// Reads a cursor that exists.
+pub async fn read(conn: &Conn, id: &str) -> Result<Cursor, StoreError> {
+    cursor_of(&conn.query_one("read a cursor", READ, &[&id]).await?)
+}
+
+const LOCK: &str = "
+    select id, network_id, start_height, last_processed_block, last_processed_hash
+      from system.sync_cursors where id = $1 for update";
+
+/// Reads a cursor and keeps others from moving it until the transaction ends.
+pub async fn lock(tx: &Tx<'_>, id: &str) -> Result<Cursor, StoreError> {
+    cursor_of(&tx.query_one("lock a cursor", LOCK, &[&id]).await?)
+}
+
+fn cursor_of(row: &tokio_postgres::Row) -> Result<Cursor, StoreError> {
+    let id: String = row.get(0);
+    let last: i64 = row.get(3);
+    let hash: Option<&[u8]> = row.get(4);
+    let last_hash = match hash {
+        None => None,
+        Some(bytes) => Some(BlockHash::from_slice(bytes).ok_or_else(|| StoreError::Corrupt {
+            what: format!("system.sync_cursors {id}"),
+            found: format!("a hash of {} bytes", bytes.len()),
+            hint: "a foreign hand wrote it: set the hash to null",
+        })?),
+    };
+    Ok(Cursor {
+        network: NetworkId(row.get(1)),
+        start: Height::from_i64(row.get(2)),
+        next: Height::from_i64(last + 1),
+        last_hash,
+        id,
+    })
+}
+
+const MOVE: &str = "
+    update system.sync_cursors
+       set last_processed_block = $4, last_processed_hash = $5, updated_at = now()
+     where id = $1 and last_processed_block = $2 and last_processed_hash is not distinct from $3";
+
+/// Moves a cursor so that `to` is its next height; fenced by what the mover believes it to be.
+pub async fn advance(
+    tx: &Tx<'_>,
+    from: &Cursor,
+    to: Height,
+    last_hash: Option<BlockHash>,
+) -> Result<Cursor, StoreError> {
+    let old = from.last_hash.as_ref().map(|hash| hash.0.as_slice());
+    let new = last_hash.as_ref().map(|hash| hash.0.as_slice());
+    let moved = tx
+        .execute(
+            "move a cursor",
+            MOVE,
+            &[&from.id, &(from.next.as_i64() - 1), &old, &(to.as_i64() - 1), &new],
+        )
+        .await?;
+    if moved == 0 {
+        return Err(StoreError::Fenced { what: format!("cursor {}", from.id) });
+    }
+    Ok(Cursor { next: to, last_hash, ..from.clone() })
+}
+
+/// A network's row of system.network_heads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetworkHead {
+    /// Newest height the nodes reported; `None` before the first report.
+    pub latest: Option<Height>,
+    /// Newest safe height.
+    pub safe: Option<Height>,
+    /// Newest finalized block we have confirmed against our own chain.
+    pub finalized: Option<BlockRef>,
+    /// Why the network stands still, if it does.
+    pub halted: Option<String>,
+}
+
+const READ_HEAD: &str = "
+    select latest_height, safe_height, finalized_height, finalized_hash, halted_reason
+      from system.network_heads where network_id = $1";
+
+/// What is stored of a network's head.
+pub async fn head(conn: &Conn, network: NetworkId) -> Result<Option<NetworkHead>, StoreError> {
+    let row = conn.query_opt("read a network's head", READ_HEAD, &[&network.0]).await?;
+    Ok(row.map(|row| {
+        let finalized = row.get::<_, Option<i64>>(2).zip(row.get::<_, Option<&[u8]>>(3));
+        NetworkHead {
+            latest: u64::try_from(row.get::<_, i64>(0)).ok().map(Height),
+            safe: row.get::<_, Option<i64>>(1).map(Height::from_i64),
+            finalized: finalized.and_then(|(height, hash)| {
+                Some(BlockRef { height: Height::from_i64(height), hash: BlockHash::from_slice(hash)? })
+            }),
+            halted: row.get(4),
+        }
+    }))
+}
+
+const UPSERT_HEAD: &str = "
+    insert into system.network_heads
+           (network_id, latest_height, latest_hash, safe_height, finalized_height, finalized_hash)
+    values ($1, $2, $3, $4, $5, $6)
+    on conflict (network_id) do update
+       set latest_height = excluded.latest_height, latest_hash = excluded.latest_hash,
+           safe_height = excluded.safe_height,
+           finalized_height = greatest(system.network_heads.finalized_height, excluded.finalized_height),
+           finalized_hash = case
+               when excluded.finalized_height > coalesce(system.network_heads.finalized_height, -1)
+               then excluded.finalized_hash else system.network_heads.finalized_hash end,
+           updated_at = now()";
+
+/// Stores a reported head. `latest` may go back; `finalized` never does.
+pub async fn report_head(tx: &Tx<'_>, network: NetworkId, head: &Head) -> Result<(), StoreError> {
+    let safe = head.safe.map(Height::as_i64);
+    let finalized = head.finalized.map(|block| block.height.as_i64());
+    let finalized_hash = head.finalized.as_ref().map(|block| block.hash.0.as_slice());
+    tx.execute(
+        "store a network's head",
+        UPSERT_HEAD,
+        &[
+            &network.0,
+            &head.latest.height.as_i64(),
+            &head.latest.hash.0.as_slice(),
+            &safe,
+            &finalized,
+            &finalized_hash,
+        ],
+    )
+    .await?;
+    Ok(())
+}
+
+const HALT: &str = "
+    insert into system.network_heads (network_id, latest_height, latest_hash, halted_reason, halted_at)
+    values ($1, -1, '', $2, now())
+    on conflict (network_id) do update
+       set halted_reason = excluded.halted_reason,
+           halted_at = coalesce(system.network_heads.halted_at, now()), updated_at = now()";
+
+/// Stops a network, with the reason an operator will read. The other networks go on.
+pub async fn halt(conn: &Conn, network: NetworkId, reason: &str) -> Result<(), StoreError> {
+    conn.execute("halt a network", HALT, &[&network.0, &reason]).await?;
+    Ok(())
+}
+
+const UNHALT: &str = "
+    update system.network_heads set halted_reason = null, halted_at = null, updated_at = now()
+     where network_id = $1 and halted_reason is not null";
+
+/// Lets a network go on; says whether it was halted.
+pub async fn unhalt(conn: &Conn, network: NetworkId) -> Result<bool, StoreError> {
+    Ok(conn.execute("let a network go on", UNHALT, &[&network.0]).await? > 0)
+}

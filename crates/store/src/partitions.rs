@@ -1,1 +1,444 @@
-//! The partition manager of height-partitioned tables.
+//! The partition manager of height-partitioned tables: LIST by network, then RANGE by height (S1 §3).
+//!
+//! A partition is made as a table of its own and then attached, because `create table … partition of` would
+//! lock readers and writers of the whole parent out. Makers take one advisory lock, so two that need the same
+//! partition at once make it once. What was made is registered in raw.partitions. Secondary indexes are not
+//! made with the table: a partition gets them when its backfill is done, or when the tip enters it (S1 §5.5).
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use tidemark_model::ids::{Height, HeightRange, NetworkId};
+
+use crate::db::{Conn, StoreError, Tx};
+
+/// Partitions made ahead of the one that is needed.
+const LOOKAHEAD: u64 = 2;
+
+/// A height-partitioned table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Table {
+    /// raw.blocks
+    Blocks,
+    /// raw.transactions
+    Transactions,
+    /// raw.events
+    Events,
+    /// raw.tx_lookup
+    TxLookup,
+    /// raw.block_lookup
+    BlockLookup,
+    /// projection.transfers
+    Transfers,
+}
+
+/// The tables the ingester writes.
+pub const RAW_TABLES: [Table; 5] =
+    [Table::Blocks, Table::Transactions, Table::Events, Table::TxLookup, Table::BlockLookup];
+
+impl Table {
+    /// Its qualified name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Blocks => "raw.blocks",
+            Self::Transactions => "raw.transactions",
+            Self::Events => "raw.events",
+            Self::TxLookup => "raw.tx_lookup",
+            Self::BlockLookup => "raw.block_lookup",
+            Self::Transfers => "projection.transfers",
+        }
+    }
+    fn parse(name: &str) -> Option<Self> {
+        RAW_TABLES.into_iter().chain([Self::Transfers]).find(|table| table.name() == name)
+    }
+    fn height_column(self) -> &'static str {
+        match self {
+            Self::Blocks | Self::BlockLookup | Self::Transfers => "height",
+            Self::Transactions | Self::Events | Self::TxLookup => "block_height",
+        }
+    }
+    /// Suffix and columns of the secondary indexes (S1 §5.6, and what the API pages through).
+    fn secondary_indexes(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Blocks => &[],
+            Self::Transactions => &[("by_position", "(block_height, tx_index)")],
+            Self::Events => &[("by_tx", "(block_height, tx_id)")],
+            Self::TxLookup => &[("by_id", "(id)"), ("by_evm_hash", "(evm_hash) where evm_hash is not null")],
+            Self::BlockLookup => &[("by_id", "(id)")],
+            Self::Transfers => &[
+                ("by_asset", "(asset_id, height desc, event_index desc, sub_index desc)"),
+                ("by_collection", "(collection_id, height desc, event_index desc, sub_index desc)"),
+                ("by_sender", "(from_account, height desc, event_index desc, sub_index desc)"),
+                ("by_receiver", "(to_account, height desc, event_index desc, sub_index desc)"),
+            ],
+        }
+    }
+}
+
+/// Heights per partition. A change takes effect at the next partition that is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartitionSizes {
+    /// raw.blocks
+    pub blocks: u64,
+    /// raw.transactions
+    pub transactions: u64,
+    /// raw.events
+    pub events: u64,
+    /// raw.tx_lookup and raw.block_lookup
+    pub lookups: u64,
+    /// projection.transfers
+    pub transfers: u64,
+}
+
+impl Default for PartitionSizes {
+    /// S1 §3.2.
+    fn default() -> Self {
+        Self {
+            blocks: 5_000_000,
+            transactions: 5_000_000,
+            events: 10_000_000,
+            lookups: 5_000_000,
+            transfers: 10_000_000,
+        }
+    }
+}
+
+impl PartitionSizes {
+    fn of(&self, table: Table) -> u64 {
+        let size = match table {
+            Table::Blocks => self.blocks,
+            Table::Transactions => self.transactions,
+            Table::Events => self.events,
+            Table::TxLookup | Table::BlockLookup => self.lookups,
+            Table::Transfers => self.transfers,
+        };
+        size.max(1)
+    }
+}
+
+/// A registered partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Partition {
+    /// The table it is a part of.
+    pub table: Table,
+    /// The network.
+    pub network: NetworkId,
+    /// Its qualified name.
+    pub name: String,
+    /// Its heights.
+    pub range: HeightRange,
+}
+
+/// Makes partitions on demand and remembers what is there, so that the hot path asks nothing.
+#[derive(Debug, Default)]
+pub struct Partitions {
+    sizes: PartitionSizes,
+    per_network: HashMap<NetworkId, PartitionSizes>,
+    known: Mutex<HashMap<(Table, NetworkId), Known>>,
+}
+
+/// What this process has seen: heights that exist, and heights that are indexed.
+#[derive(Debug, Default, Clone, Copy)]
+struct Known {
+    made: Option<HeightRange>,
+    indexed: Option<HeightRange>,
+}
+
+const LOCK: &str = "select pg_advisory_xact_lock($1)";
+/// "partitio"
+const LOCK_KEY: i64 = 0x7061_7274_6974_696f;
+const LIST: &str = "
+    select name, from_height, to_height from raw.partitions
+     where parent = $1 and network_id = $2 and to_height > $3 and from_height <= $4
+     order by from_height";
+const REGISTER: &str = "
+    insert into raw.partitions (parent, network_id, name, from_height, to_height) values ($1, $2, $3, $4, $5)
+    on conflict do nothing";
+const DUE: &str = "
+    select parent, name, from_height, to_height from raw.partitions
+     where network_id = $1 and to_height <= $2 and indexed_at is null and parent = any($3)
+     order by from_height, parent";
+const UNINDEXED_AT: &str = "
+    select parent, name, from_height, to_height, indexed_at is null from raw.partitions
+     where network_id = $1 and from_height <= $2 and to_height > $2 and parent = any($3)
+     order by parent";
+const MARK_INDEXED: &str = "
+    update raw.partitions set indexed_at = now() where parent = $1 and network_id = $2 and from_height = $3";
+
+impl Partitions {
+    /// With sizes for all networks and other sizes for some.
+    pub fn new(sizes: PartitionSizes, per_network: HashMap<NetworkId, PartitionSizes>) -> Self {
+        Self { sizes, per_network, known: Mutex::default() }
+    }
+
+    fn sizes_of(&self, network: NetworkId) -> PartitionSizes {
+        self.per_network.get(&network).copied().unwrap_or(self.sizes)
+    }
+
+    /// Makes sure that the ingester's tables take rows of `range`, with [`LOOKAHEAD`] partitions more.
+    pub async fn ensure_raw(
+        &self,
+        conn: &mut Conn,
+        network: NetworkId,
+        range: HeightRange,
+    ) -> Result<(), StoreError> {
+        self.ensure(conn, &RAW_TABLES, network, range).await
+    }
+
+    /// Makes sure that projection.transfers takes rows of `range`.
+    pub async fn ensure_transfers(
+        &self,
+        conn: &mut Conn,
+        network: NetworkId,
+        range: HeightRange,
+    ) -> Result<(), StoreError> {
+        self.ensure(conn, &[Table::Transfers], network, range).await
+    }
+
+    /// Makes sure that `tables` take rows of `range`. In a transaction of its own: no writer waits for it.
+    pub async fn ensure(
+        &self,
+        conn: &mut Conn,
+        tables: &[Table],
+        network: NetworkId,
+        range: HeightRange,
+    ) -> Result<(), StoreError> {
+        for table in tables {
+            if self.known(*table, network).made.is_some_and(|made| holds(made, range)) {
+                continue;
+            }
+            let size = self.sizes_of(network).of(*table);
+            let made = make(conn, *table, network, range, size).await?;
+            self.remember(*table, network, |known| known.made = Some(made));
+        }
+        Ok(())
+    }
+
+    /// Partitions whose history is done (everything below `history_done` is stored) and that have no
+    /// secondary indexes yet.
+    pub async fn indexes_due(
+        &self,
+        conn: &Conn,
+        tables: &[Table],
+        network: NetworkId,
+        history_done: Height,
+    ) -> Result<Vec<Partition>, StoreError> {
+        let names: Vec<&str> = tables.iter().map(|table| table.name()).collect();
+        let rows = conn
+            .query("look for partitions to index", DUE, &[&network.0, &history_done.as_i64(), &names])
+            .await?;
+        rows.iter().map(|row| partition_of(row, network)).collect()
+    }
+
+    /// Makes sure that the partitions of `tables` that hold `height` have their secondary indexes: the tip
+    /// serves reads at once.
+    pub async fn ensure_indexed(
+        &self,
+        conn: &mut Conn,
+        tables: &[Table],
+        network: NetworkId,
+        height: Height,
+    ) -> Result<(), StoreError> {
+        let unknown: Vec<&str> = tables
+            .iter()
+            .filter(|table| !self.known(**table, network).indexed.is_some_and(|range| range.contains(height)))
+            .map(|table| table.name())
+            .collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let rows = conn
+            .query("look for indexes of the tip", UNINDEXED_AT, &[&network.0, &height.as_i64(), &unknown])
+            .await?;
+        for row in &rows {
+            let partition = partition_of(row, network)?;
+            if row.get(4) {
+                index_partition(conn, &partition).await?;
+            }
+            self.remember(partition.table, network, |known| known.indexed = Some(partition.range));
+        }
+        Ok(())
+    }
+
+    fn known(&self, table: Table, network: NetworkId) -> Known {
+        let known = self.known.lock().expect("nothing panics while holding this lock");
+        known.get(&(table, network)).copied().unwrap_or_default()
+    }
+
+    fn remember(&self, table: Table, network: NetworkId, note: impl FnOnce(&mut Known)) {
+        let mut known = self.known.lock().expect("nothing panics while holding this lock");
+        note(known.entry((table, network)).or_default());
+    }
+}
+
+fn holds(outer: HeightRange, inner: HeightRange) -> bool {
+    outer.from() <= inner.from() && inner.to() <= outer.to()
+}
+
+/// Builds a partition's secondary indexes and notes it. Doing it again changes nothing.
+pub async fn index_partition(conn: &mut Conn, partition: &Partition) -> Result<(), StoreError> {
+    let tx = conn.tx().await?;
+    let key = i64::from(tidemark_model::partition::fnv1a(partition.name.as_bytes()));
+    tx.query_one("lock a partition's indexes", LOCK, &[&key]).await?;
+    // Sorting a whole partition takes as long as it takes.
+    tx.batch("prepare to index", "set local statement_timeout = 0; set local maintenance_work_mem = '128MB'")
+        .await?;
+    for (suffix, columns) in partition.table.secondary_indexes() {
+        let (_, table) = partition.name.split_once('.').unwrap_or(("", &partition.name));
+        let sql = format!("create index if not exists {table}_{suffix} on {} {columns}", partition.name);
+        tx.batch("index a partition", &sql).await?;
+    }
+    tx.execute(
+        "note a partition's indexes",
+        MARK_INDEXED,
+        &[&partition.table.name(), &partition.network.0, &partition.range.from().as_i64()],
+    )
+    .await?;
+    tx.commit().await
+}
+
+/// Makes what is missing of `range` plus the lookahead; gives the heights that exist around it.
+async fn make(
+    conn: &mut Conn,
+    table: Table,
+    network: NetworkId,
+    range: HeightRange,
+    size: u64,
+) -> Result<HeightRange, StoreError> {
+    let tx = conn.tx().await?;
+    tx.query_one("lock the partitions", LOCK, &[&LOCK_KEY]).await?;
+    let last = range.last().plus(LOOKAHEAD.saturating_mul(size));
+    let floor = Height(range.from().0 / size * size);
+    let rows = tx
+        .query("list partitions", LIST, &[&table.name(), &network.0, &floor.as_i64(), &last.as_i64()])
+        .await?;
+    let there: Vec<HeightRange> = rows
+        .iter()
+        .filter_map(|row| HeightRange::new(Height::from_i64(row.get(1)), Height::from_i64(row.get(2))))
+        .collect();
+    let missing = missing_ranges(&there, range.from(), last, size);
+    if !missing.is_empty() {
+        create_network_level(&tx, table, network).await?;
+    }
+    for part in &missing {
+        create_leaf(&tx, table, network, *part).await?;
+    }
+    tx.commit().await?;
+    let from = there.iter().chain(&missing).map(|part| part.from()).min().unwrap_or(range.from());
+    let to = there.iter().chain(&missing).map(|part| part.to()).max().unwrap_or(range.to());
+    Ok(HeightRange::new(from, to).unwrap_or(range))
+}
+
+/// What `there` (ordered, touching `first..=last`) leaves open, cut at multiples of `size`.
+fn missing_ranges(there: &[HeightRange], first: Height, last: Height, size: u64) -> Vec<HeightRange> {
+    let mut missing = Vec::new();
+    let mut at = first;
+    let mut taken_to = Height(0);
+    let mut there = there.iter().peekable();
+    while at <= last {
+        match there.peek() {
+            Some(part) if part.from() <= at => {
+                taken_to = taken_to.max(part.to());
+                at = at.max(part.to());
+                there.next();
+            }
+            upcoming => {
+                // An existing partition of another size may reach into the aligned range from either side.
+                let from = Height(at.0 / size * size).max(taken_to);
+                let mut to = Height((at.0 / size).saturating_add(1).saturating_mul(size));
+                if let Some(part) = upcoming {
+                    to = to.min(part.from());
+                }
+                missing.extend(HeightRange::new(from, to));
+                taken_to = to;
+                at = to;
+            }
+        }
+    }
+    missing
+}
+
+/// `raw.events_1`: the LIST partition of a network, itself partitioned by height.
+async fn create_network_level(tx: &Tx<'_>, table: Table, network: NetworkId) -> Result<(), StoreError> {
+    let name = format!("{}_{network}", table.name());
+    let there: bool = tx
+        .query_one("look for a network's partition", "select to_regclass($1::text) is not null", &[&name])
+        .await?
+        .get(0);
+    if there {
+        return Ok(());
+    }
+    let sql = format!(
+        "create table {name} (like {parent} including defaults including constraints) \
+             partition by range ({column});
+         alter table {parent} attach partition {name} for values in ({network})",
+        parent = table.name(),
+        column = table.height_column(),
+    );
+    tx.batch("create a network's partition", &sql).await
+}
+
+async fn create_leaf(
+    tx: &Tx<'_>,
+    table: Table,
+    network: NetworkId,
+    range: HeightRange,
+) -> Result<(), StoreError> {
+    let parent = format!("{}_{network}", table.name());
+    let name = format!("{parent}_{:010}", range.from().0);
+    let sql = format!(
+        "create table {name} (like {parent} including defaults including constraints);
+         alter table {parent} attach partition {name} for values from ({from}) to ({to})",
+        from = range.from(),
+        to = range.to(),
+    );
+    tx.batch("create a partition", &sql).await?;
+    tx.execute(
+        "register a partition",
+        REGISTER,
+        &[&table.name(), &network.0, &name, &range.from().as_i64(), &range.to().as_i64()],
+    )
+    .await?;
+    Ok(())
+}
+
+fn partition_of(row: &tokio_postgres::Row, network: NetworkId) -> Result<Partition, StoreError> {
+    let (parent, name): (&str, String) = (row.get(0), row.get(1));
+    let range = HeightRange::new(Height::from_i64(row.get(2)), Height::from_i64(row.get(3)));
+    match (Table::parse(parent), range) {
+        (Some(table), Some(range)) => Ok(Partition { table, network, name, range }),
+        _ => Err(StoreError::Corrupt {
+            what: format!("raw.partitions {name}"),
+            found: format!("parent {parent:?}"),
+            hint: "this row was not written by the partition manager: remove it",
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(from: u64, to: u64) -> HeightRange {
+        HeightRange::new(Height(from), Height(to)).expect("not empty")
+    }
+
+    #[track_caller]
+    fn check(there: &[(u64, u64)], first: u64, last: u64, expected: &[(u64, u64)]) {
+        let there: Vec<_> = there.iter().map(|(from, to)| range(*from, *to)).collect();
+        let expected: Vec<_> = expected.iter().map(|(from, to)| range(*from, *to)).collect();
+        assert_eq!(missing_ranges(&there, Height(first), Height(last), 10), expected);
+    }
+
+    #[test]
+    fn missing_partitions_are_aligned_and_never_overlap() {
+        check(&[], 5, 25, &[(0, 10), (10, 20), (20, 30)]);
+        check(&[(0, 10)], 5, 25, &[(10, 20), (20, 30)]);
+        check(&[(10, 20)], 5, 25, &[(0, 10), (20, 30)]);
+        check(&[(0, 30)], 5, 25, &[]);
+        // After a change of the size: an old partition ends in the middle of a new one.
+        check(&[(0, 14)], 5, 25, &[(14, 20), (20, 30)]);
+        check(&[(14, 30)], 5, 25, &[(0, 10), (10, 14)]);
+        check(&[(0, 4)], 5, 25, &[(4, 10), (10, 20), (20, 30)]);
+    }
+}

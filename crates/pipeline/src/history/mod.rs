@@ -6,11 +6,14 @@
 
 mod apply;
 pub mod segment;
+mod worker;
 
 pub use apply::apply_blocks;
+pub use worker::{HistoryOptions, HistoryProgress, HistoryWorker};
 
 use tidemark_model::ids::HeightRange;
 use tidemark_store::StoreError;
+use tidemark_store::raw::RawError;
 
 /// Why history cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +21,15 @@ pub enum HistoryError {
     /// The database failed, or somebody else moved the ledger.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Raw rows could not be read back.
+    #[error(transparent)]
+    Raw(#[from] RawError),
+    /// The task that reads and parses ahead ended unexpectedly.
+    #[error("the parser of a segment ended: {reason}")]
+    Parser {
+        /// How.
+        reason: String,
+    },
     /// A segment's balances went below zero in ever new places.
     #[error("blocks {range} of {network} cannot be applied: balances go below zero in ever new places")]
     NeverWhole {

@@ -403,3 +403,30 @@ pub async fn block_lookup(
         })
         .collect())
 }
+
+const SHARDS: &str = "select count(*) from system.sync_cursors where network_id = $1";
+const EVIDENCE_ABOVE: &str = "
+    select shard, from_height, to_height from raw.range_evidence
+     where network_id = $1 and to_height > $2 + 1
+     order by from_height, shard limit $3";
+/// Evidence rows looked at in one go: the next look goes on from there.
+const EVIDENCE_ROWS_MAX: i64 = 20_000;
+
+/// The last height (inclusive) up to which accepted ranges of every shard follow `after` without a hole;
+/// `after` itself when the next height is not there yet.
+pub async fn covered_through(conn: &Conn, network: NetworkId, after: i64) -> Result<i64, StoreError> {
+    let shards: i64 = conn.query_one("count shards", SHARDS, &[&network.0]).await?.get(0);
+    let rows = conn
+        .query("read evidence above a height", EVIDENCE_ABOVE, &[&network.0, &after, &EVIDENCE_ROWS_MAX])
+        .await?;
+    let mut ends = std::collections::BTreeMap::<i32, i64>::new();
+    for row in &rows {
+        let (shard, from, to): (i32, i64, i64) = (row.get(0), row.get(1), row.get(2));
+        let end = ends.entry(shard).or_insert(after + 1);
+        if from <= *end {
+            *end = (*end).max(to);
+        }
+    }
+    let all = i64::try_from(ends.len()).expect("few shards") >= shards.max(1);
+    Ok(if all { ends.values().min().map_or(after, |end| end - 1) } else { after })
+}

@@ -25,7 +25,15 @@ macro_rules! migrations {
     };
 }
 
-migrations!("0001_foundation", "0002_raw", "0003_backbone", "0004_ledger", "0005_projection", "0012_bulk");
+migrations!(
+    "0001_foundation",
+    "0002_raw",
+    "0003_backbone",
+    "0004_ledger",
+    "0005_projection",
+    "0010_backbone_defaults",
+    "0012_bulk",
+);
 
 /// What [`run`] did.
 #[derive(Debug, Default, PartialEq, Eq)]

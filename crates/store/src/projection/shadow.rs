@@ -1,0 +1,1 @@
+//! Building a projection beside the live one.

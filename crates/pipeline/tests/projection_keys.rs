@@ -8,7 +8,7 @@ use projection_support::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tidemark_model::envelope::Envelope;
-use tidemark_pipeline::projectors::{Touched, rebuild_keys, touched};
+use tidemark_pipeline::projectors::{ProjectionName, Touched, rebuild_keys, rebuild_projection, touched};
 
 /// Forgets all projections and projects every key at once.
 async fn from_nothing(world: &World) -> BTreeMap<&'static str, Vec<String>> {
@@ -140,7 +140,13 @@ async fn live_a_life(seed: u64, steps: usize) {
     let seen: BTreeMap<_, i64> = rows.iter().map(|row| ((row.get(0), row.get(1)), row.get(2))).collect();
     assert_eq!(seen, world.balances(), "seed {seed}");
 
+    // Three roads: step by step, all keys at once, and the full rebuild.
     let live = world.dump().await;
+    for name in ProjectionName::ALL {
+        let report = rebuild_projection(&world.db, name, &|_| {}).await.expect("rebuilds");
+        assert_eq!(report.differing.count, 0, "seed {seed}: {name}: {:?}", report.differing.samples);
+    }
+    assert_eq!(world.dump().await, live, "seed {seed}");
     let again = from_nothing(&world).await;
     for table in TABLES {
         assert_eq!(live[table], again[table], "seed {seed}: {table}");

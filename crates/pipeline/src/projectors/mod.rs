@@ -39,9 +39,15 @@
 //! transfers of the account, for their newest height or time.
 
 mod keyed;
+mod rebuild;
+mod reconcile;
 mod touched;
 
 pub use keyed::{Projected, rebuild_keys};
+pub use rebuild::{Progress, RebuildReport, forget_rebuild, rebuild_projection, undo_rebuild};
+pub use reconcile::{MISMATCH_RATE_MAX, Reconciled, ReconciliationReport, reconcile};
+pub use tidemark_store::projection::check::Mismatch;
+pub use tidemark_store::projection::shadow::{Difference, Differences, ProjectionName};
 pub use tidemark_store::projection::{
     BlockCard, NetworkStatusInput, count_activity, forget_activity, lock_network, refresh_network_status,
     remove_block_cards, upsert_block_cards,

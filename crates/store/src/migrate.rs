@@ -32,6 +32,7 @@ migrations!(
     "0004_ledger",
     "0005_projection",
     "0010_backbone_defaults",
+    "0011_projector",
     "0012_bulk",
 );
 

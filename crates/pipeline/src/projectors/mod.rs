@@ -1,1 +1,76 @@
-//! Read models, rebuilt by key from the ledger.
+//! Read models, rebuilt by key from the ledger. Live, replay, reorg and repair are one path
+//! ([`rebuild_keys`]); a full rebuild ([`rebuild_projection`]) runs the same SQL over all keys.
+//!
+//! # What each table holds
+//!
+//! Any other path that writes these tables (bulk history) must agree with this, row for row (`updated_at`
+//! aside), and must take [`tidemark_store::projection::lock_network`] first.
+//!
+//! - **transfers**: one row per canonical event of kind transfer, mint or burn (not opening, not metadata).
+//!   Place and block from normalized_event_keys, `qty` without sign. A reverted event keeps its row with
+//!   `is_reverted`; an event that was included again in another block moves there.
+//! - **ownership_view** (asset, account): `qty` = ownership_current + legs in unfinalized_deltas;
+//!   `qty_finalized` = ownership_current, or 0; `finality_status` = `finalized` when no unfinalized leg
+//!   contributes, else the weakest status (pending < confirmed) of the events that do. No row when both
+//!   quantities are 0. A negative quantity (a contract that breaks its standard) is shown as it is.
+//! - **asset_cards**: one per catalog asset that any event named. `supply` = catalog supply (finalized) + sum
+//!   of the asset's unfinalized legs; `is_burned` = supply 0, and the catalog says burned, or its finalized
+//!   supply is not 0, or an unfinalized mint or burn exists; `finality_status` as above over all unfinalized
+//!   events of the asset; `last_height` = newest non-reverted event with a delta row, 0 without one.
+//! - **collection_holders** (collection, account): over rows of ownership_view with qty > 0: `asset_count` =
+//!   how many, `qty` = their sum. No row at 0.
+//! - **collection_stats**: one per collection with a card. `owners_count` = rows in collection_holders;
+//!   `asset_count` = cards with supply > 0 (not burned, and not only ever minted in a block that was
+//!   reverted); `total_supply`, `stub_count` = sums over cards; `transfer_count` = transfers that are not
+//!   reverted; `last_height` = newest of its cards. The rest is the catalog's.
+//! - **account_summaries**: one per account with `asset_count` (ownership_view rows with qty > 0) or
+//!   `transfer_count` (transfers not reverted with the account on either side, a transfer to oneself counts
+//!   once) above 0. `last_seen_at` = the later of first_seen_at and the newest such transfer.
+//!
+//! The last three are kept by differences of the first three, computed in the same transaction. That is why
+//! every writer takes the network's lock: a difference needs a fixed start.
+//!
+//! # Cost
+//!
+//! A batch costs what it touches. A class with a million holders is not read: events name their two sides,
+//! and `ledger.ownership.changed` (finalized, confirmed, reorg) concerns only rows that depend on something
+//! above finality, which have their own small index. Only openings and rewinds recompute whole assets. What a
+//! reorg takes back costs a look into the event log of the asset, the cards of the collection and the
+//! transfers of the account, for their newest height or time.
+
+mod keyed;
+mod rebuild;
+mod reconcile;
+mod touched;
+
+pub use keyed::{Projected, rebuild_keys};
+pub use rebuild::{Progress, RebuildReport, forget_rebuild, rebuild_projection, undo_rebuild};
+pub use reconcile::{MISMATCH_RATE_MAX, Reconciled, ReconciliationReport, reconcile};
+pub use tidemark_store::projection::check::Mismatch;
+pub use tidemark_store::projection::shadow::{Difference, Differences, ProjectionName};
+pub use tidemark_store::projection::{
+    BlockCard, NetworkStatusInput, count_activity, forget_activity, lock_network, refresh_network_status,
+    remove_block_cards, upsert_block_cards,
+};
+pub use touched::{Touched, touched};
+
+use tidemark_store::StoreError;
+
+/// Why a batch could not be projected.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkError {
+    /// The database.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// An event of ours does not say what its schema promises: park it, do not repeat.
+    #[error("{subject} {event_id} cannot be read: release it from the DLQ after the producer is mended")]
+    Payload {
+        /// What kind of event.
+        subject: String,
+        /// Which one.
+        event_id: String,
+        /// What is wrong with it.
+        #[source]
+        source: serde_json::Error,
+    },
+}

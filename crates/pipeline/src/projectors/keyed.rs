@@ -1,0 +1,295 @@
+//! One batch of touched keys, one transaction. First the transfers (read, decide, write), then the rows of
+//! ownership_view and asset_cards, then the aggregates by the differences these made.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::json;
+use tidemark_model::envelope::Draft;
+use tidemark_model::ids::{BlockHash, EventId, NetworkId, TxId};
+use tidemark_model::subject::Subject;
+use tidemark_store::projection::live::{
+    self, AccountChange, HoldingChange, OwnershipKeys, StatsChange, TransferDetail, TransferRow,
+};
+use tidemark_store::{Tx, projection};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use uuid::Uuid;
+
+use super::{Touched, WorkError};
+
+/// What a batch did.
+#[derive(Debug, Default)]
+pub struct Projected {
+    /// To emit on stream `projection`, in this order: retractions newest first, then deliveries oldest
+    /// first, then the finality line.
+    pub drafts: Vec<Draft>,
+    /// Rows written or removed.
+    pub rows: u64,
+}
+
+/// Recomputes what `touched` names from the ledger, as it is now. Calling it again, with the same or an older
+/// batch, writes nothing and drafts nothing (but for the finality line, whose id is the same).
+pub async fn rebuild_keys(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    touched: &Touched,
+) -> Result<Projected, WorkError> {
+    projection::lock_network(tx, network).await?;
+    let mut done = Projected::default();
+
+    let events: Vec<Uuid> = touched.events.iter().map(|event| event.0).collect();
+    let moves = project_transfers(tx, network, &events, &mut done).await?;
+
+    let whole: Vec<Uuid> = touched.whole_assets.iter().map(|asset| asset.0).collect();
+    let keys = OwnershipKeys {
+        events: events.clone(),
+        pairs: moves.pairs.iter().copied().collect(),
+        open_assets: touched.assets.iter().map(|asset| asset.0).collect(),
+        whole_assets: whole.clone(),
+    };
+    let (written, holdings) = live::rebuild_ownership(tx, &keys).await?;
+    done.rows += written;
+    let owners: BTreeMap<Uuid, i64> = live::move_holders(tx, &holdings).await?.into_iter().collect();
+
+    let mut assets: BTreeSet<Uuid> = moves.assets.clone();
+    assets.extend(touched.event_assets.iter().chain(&touched.assets).map(|asset| asset.0));
+    assets.extend(&whole);
+    let mut exact = moves.exact_assets.clone();
+    exact.extend(&whole);
+    let assets: Vec<Uuid> = assets.into_iter().collect();
+    let exact: Vec<Uuid> = exact.into_iter().collect();
+    let cards = live::rebuild_cards(tx, &assets, &events, &exact).await?;
+    done.rows += cards.iter().map(|change| change.written).sum::<u64>();
+
+    let stats: Vec<StatsChange> = cards
+        .into_iter()
+        .map(|cards| StatsChange {
+            owners: owners.get(&cards.collection_id).copied().unwrap_or(0),
+            transfers: moves.by_collection.get(&cards.collection_id).copied().unwrap_or(0),
+            cards,
+        })
+        .collect();
+    done.rows += live::move_stats(tx, &stats).await?;
+    done.rows += live::move_accounts(tx, &account_changes(&moves, &holdings)).await?;
+
+    if let Some(height) = touched.normalized_height {
+        projection::move_watermark(tx, network, height).await?;
+    }
+    if let Some((height, at)) = touched.finalized {
+        live::forget_positions(tx, network, height).await?;
+        done.drafts.push(Draft::derived(
+            subject("finality", "advanced"),
+            &format!("{network}:{height}"),
+            network.to_string(),
+            json!({ "network_id": network, "finalized_height": height }),
+            at,
+        ));
+    }
+    Ok(done)
+}
+
+async fn project_transfers(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    events: &[Uuid],
+    done: &mut Projected,
+) -> Result<Moves, WorkError> {
+    if events.is_empty() {
+        return Ok(Moves::default());
+    }
+    let truth = live::true_transfers(tx, network, events).await?;
+    let standing = live::standing_transfers(tx, network, events, &truth).await?;
+    let decided = decide(&truth, &standing);
+    done.rows += live::remove_transfers(tx, network, &decided.remove).await?;
+    done.rows += live::put_transfers(tx, network, &decided.put).await?;
+    live::put_positions(tx, network, &decided.positions).await?;
+    let delivered = i64::try_from(decided.projected.len()).expect("a batch is small");
+    projection::count_activity(tx, network, delivered).await?;
+    let retracted = decided
+        .retracted
+        .iter()
+        .rev()
+        .map(|(one, turn)| draft(network, subject("transfer", "retracted"), one, "reverted", *turn));
+    done.drafts.extend(retracted);
+    let projected = decided.projected.iter().map(|(one, turn)| {
+        draft(network, subject("transfer", "projected"), one, &one.finality_status, *turn)
+    });
+    done.drafts.extend(projected);
+    Ok(Moves::of(&decided))
+}
+
+/// What becomes of the rows of some events.
+#[derive(Debug, Default)]
+struct Decided<'a> {
+    remove: Vec<&'a TransferRow>,
+    put: Vec<&'a TransferRow>,
+    /// Deliveries to take back, and their turn.
+    retracted: Vec<(&'a TransferDetail, i64)>,
+    /// Deliveries to make, and their turn.
+    projected: Vec<(&'a TransferDetail, i64)>,
+    positions: Vec<(&'a TransferRow, i64)>,
+    /// Rows that stood somewhere else or said something else.
+    replaced: Vec<&'a TransferRow>,
+}
+
+/// Compares what the ledger says with what stands. Touches nothing.
+fn decide<'a>(truth: &'a [TransferDetail], standing: &'a [TransferDetail]) -> Decided<'a> {
+    let mut decided = Decided::default();
+    let mut old: BTreeMap<EventId, Vec<&TransferDetail>> = BTreeMap::new();
+    for one in standing {
+        old.entry(one.row.event_id).or_default().push(one);
+    }
+    for new in truth {
+        let mut turn = new.turn;
+        let mut is_same = false;
+        let standing = old.remove(&new.row.event_id).unwrap_or_default();
+        let was_open = new.turn > 0 || !standing.is_empty();
+        for before in standing {
+            if before.row == new.row {
+                is_same = true;
+                continue;
+            }
+            if before.row.place() != new.row.place() {
+                decided.remove.push(&before.row);
+            }
+            decided.replaced.push(&before.row);
+            if !before.row.is_reverted {
+                decided.retracted.push((before, turn));
+                turn += 1;
+            }
+        }
+        if !is_same {
+            decided.put.push(&new.row);
+            if !new.row.is_reverted {
+                decided.projected.push((new, turn));
+                turn += 1;
+            }
+        }
+        // A final event cannot move: its position is only kept up where there is one.
+        if new.finality_status != "finalized" || (was_open && !is_same) {
+            decided.positions.push((&new.row, turn));
+        }
+    }
+    // The ledger no longer has these (a rewind below its start, say).
+    for before in old.into_values().flatten() {
+        decided.remove.push(&before.row);
+        decided.replaced.push(&before.row);
+        if !before.row.is_reverted {
+            decided.retracted.push((before, before.turn));
+        }
+    }
+    decided
+}
+
+/// What the transfers of a batch mean for everything else.
+#[derive(Debug, Default)]
+struct Moves {
+    /// Canonical transfers, more or fewer.
+    by_collection: BTreeMap<Uuid, i64>,
+    by_account: BTreeMap<Uuid, AccountMoves>,
+    assets: BTreeSet<Uuid>,
+    /// Their newest event may be older than it was.
+    exact_assets: BTreeSet<Uuid>,
+    /// Sides of rows that were replaced; the ledger may name others now.
+    pairs: BTreeSet<(Uuid, Uuid)>,
+}
+
+#[derive(Debug, Default)]
+struct AccountMoves {
+    transfers: i64,
+    seen_at: Option<OffsetDateTime>,
+    exact: bool,
+}
+
+impl Moves {
+    fn of(decided: &Decided<'_>) -> Self {
+        let mut moves = Self::default();
+        for row in &decided.replaced {
+            moves.assets.insert(row.asset_id.0);
+            moves.exact_assets.insert(row.asset_id.0);
+            for account in sides(row) {
+                moves.pairs.insert((row.asset_id.0, account));
+                moves.by_account.entry(account).or_default().exact = true;
+            }
+            if !row.is_reverted {
+                moves.count(row, -1);
+            }
+        }
+        for row in &decided.put {
+            moves.assets.insert(row.asset_id.0);
+            if row.is_reverted {
+                moves.exact_assets.insert(row.asset_id.0);
+                continue;
+            }
+            moves.count(row, 1);
+            for account in sides(row) {
+                let one = moves.by_account.entry(account).or_default();
+                one.seen_at = one.seen_at.max(Some(row.event_time));
+            }
+        }
+        moves
+    }
+    fn count(&mut self, row: &TransferRow, by: i64) {
+        *self.by_collection.entry(row.collection_id.0).or_default() += by;
+        for account in sides(row) {
+            self.by_account.entry(account).or_default().transfers += by;
+        }
+    }
+}
+
+/// The accounts on both sides, each once.
+fn sides(row: &TransferRow) -> BTreeSet<Uuid> {
+    row.from_account.iter().chain(&row.to_account).map(|account| account.0).collect()
+}
+
+fn account_changes(moves: &Moves, holdings: &[HoldingChange]) -> Vec<AccountChange> {
+    let mut assets: BTreeMap<Uuid, i64> = BTreeMap::new();
+    for change in holdings {
+        *assets.entry(change.account_id).or_default() += change.assets;
+    }
+    let accounts: BTreeSet<Uuid> = assets.keys().chain(moves.by_account.keys()).copied().collect();
+    let change = |account_id| {
+        let one = moves.by_account.get(&account_id);
+        AccountChange {
+            account_id,
+            assets: assets.get(&account_id).copied().unwrap_or(0),
+            transfers: one.map_or(0, |one| one.transfers),
+            seen_at: one.and_then(|one| one.seen_at),
+            exact: one.is_some_and(|one| one.exact),
+        }
+    };
+    accounts.into_iter().map(change).collect()
+}
+
+fn subject(aggregate: &str, event: &str) -> Subject {
+    Subject::new("projection", aggregate, event, 1).expect("the projections' subjects follow the grammar")
+}
+
+/// A delivery of the live stream. The same fact gives the same id; the turn tells a second inclusion in the
+/// same block (there and back again) from the first.
+fn draft(network: NetworkId, subject: Subject, one: &TransferDetail, status: &str, turn: i64) -> Draft {
+    let row = &one.row;
+    let block_hash = BlockHash::from_slice(&row.block_hash).map(|hash| hash.to_string()).unwrap_or_default();
+    let tx_hash = TxId::from_slice(&row.tx_hash).map(|hash| hash.to_string()).unwrap_or_default();
+    let cause = format!("{}:{block_hash}:{turn}", row.event_id);
+    let payload = json!({
+        "event_id": row.event_id,
+        "network_id": network,
+        "kind": row.kind,
+        "asset_id": row.asset_id,
+        "collection_id": row.collection_id,
+        "contract": one.contract,
+        "token_id": one.token_id,
+        "from": one.from,
+        "to": one.to,
+        "qty": row.qty,
+        "height": row.height,
+        "block_hash": block_hash,
+        "tx_hash": tx_hash,
+        "event_index": row.event_index,
+        "sub_index": row.sub_index.to_string(),
+        "event_time": row.event_time.format(&Rfc3339).expect("block times are within RFC 3339's years"),
+        "finality_status": status,
+    });
+    Draft::derived(subject, &cause, network.to_string(), payload, row.event_time)
+}

@@ -1,0 +1,97 @@
+//! Which keys a batch of ledger events touches. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+use tidemark_model::envelope::Envelope;
+use tidemark_model::ids::{AssetId, EventId, NetworkId};
+use time::OffsetDateTime;
+
+use super::WorkError;
+
+/// What to recompute of one network.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Touched {
+    /// Events that were normalized, reverted or included again.
+    pub events: BTreeSet<EventId>,
+    /// The assets those events name.
+    pub event_assets: BTreeSet<AssetId>,
+    /// Assets whose events changed their finality: their rows that depend on something above finality.
+    pub assets: BTreeSet<AssetId>,
+    /// Assets of which everything is recomputed: openings, rewinds, repair.
+    pub whole_assets: BTreeSet<AssetId>,
+    /// The ledger's new finality line, and when the chain reported it.
+    pub finalized: Option<(i64, OffsetDateTime)>,
+    /// Newest block of which all events have arrived: the projector's watermark.
+    pub normalized_height: Option<i64>,
+}
+
+#[derive(Deserialize)]
+struct EventNamed {
+    network_id: NetworkId,
+    event_id: EventId,
+    asset_id: Option<AssetId>,
+}
+#[derive(Deserialize)]
+struct OwnershipChanged {
+    network_id: NetworkId,
+    reason: String,
+    assets: Vec<AssetId>,
+}
+#[derive(Deserialize)]
+struct BlockNormalized {
+    network_id: NetworkId,
+    height: i64,
+}
+#[derive(Deserialize)]
+struct FinalityAdvanced {
+    network_id: NetworkId,
+    finalized_height: i64,
+}
+
+/// The keys of a batch, by network. Events that are not the ledger's touch nothing.
+pub fn touched(batch: &[&Envelope]) -> Result<BTreeMap<NetworkId, Touched>, WorkError> {
+    let mut all: BTreeMap<NetworkId, Touched> = BTreeMap::new();
+    for envelope in batch {
+        match envelope.event_type.as_str() {
+            "ledger.event.normalized" | "ledger.event.reverted" => {
+                let event: EventNamed = payload(envelope)?;
+                let one = all.entry(event.network_id).or_default();
+                one.events.insert(event.event_id);
+                one.event_assets.extend(event.asset_id);
+            }
+            "ledger.ownership.changed" => {
+                let change: OwnershipChanged = payload(envelope)?;
+                let one = all.entry(change.network_id).or_default();
+                match change.reason.as_str() {
+                    // What these change has a row that depends on something above finality, or an event.
+                    "finalized" | "confirmed" | "reorg" => one.assets.extend(change.assets),
+                    // Anything else may change any row.
+                    _ => one.whole_assets.extend(change.assets),
+                }
+            }
+            "ledger.block.normalized" => {
+                let block: BlockNormalized = payload(envelope)?;
+                // The last one counts: after a reorg the watermark goes back.
+                all.entry(block.network_id).or_default().normalized_height = Some(block.height);
+            }
+            "ledger.finality.advanced" => {
+                let line: FinalityAdvanced = payload(envelope)?;
+                let one = all.entry(line.network_id).or_default();
+                if one.finalized.is_none_or(|(height, _)| height < line.finalized_height) {
+                    one.finalized = Some((line.finalized_height, envelope.occurred_at));
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(all)
+}
+
+fn payload<'a, T: Deserialize<'a>>(envelope: &'a Envelope) -> Result<T, WorkError> {
+    T::deserialize(&envelope.payload).map_err(|source| WorkError::Payload {
+        subject: envelope.event_type.clone(),
+        event_id: envelope.event_id.to_string(),
+        source,
+    })
+}

@@ -1,0 +1,280 @@
+//! Live recomputation by key against the truth recomputed from nothing.
+
+mod projection_support;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use projection_support::*;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use tidemark_model::envelope::Envelope;
+use tidemark_pipeline::projectors::{ProjectionName, Touched, rebuild_keys, rebuild_projection, touched};
+
+/// Forgets all projections and projects every key at once.
+async fn from_nothing(world: &World) -> BTreeMap<&'static str, Vec<String>> {
+    for table in TABLES {
+        world.run(&format!("delete from projection.{table}"), &[]).await;
+    }
+    world.run("delete from projection.transfer_positions", &[]).await;
+    let everything = Touched {
+        events: world.events.keys().copied().collect(),
+        whole_assets: world.events.values().map(|event| event.what.asset()).collect(),
+        ..Touched::default()
+    };
+    let mut conn = world.db.conn().await.expect("connects");
+    let tx = conn.tx().await.expect("begins");
+    rebuild_keys(&tx, NETWORK, &everything).await.expect("projects");
+    tx.commit().await.expect("commits");
+    world.dump().await
+}
+
+fn random_moves(world: &World, rng: &mut StdRng, at_most: usize) -> Vec<Move> {
+    let mut balances = world.balances();
+    let mut moves = Vec::new();
+    for _ in 0..rng.random_range(0..=at_most) {
+        let contract = rng.random_range(0..2);
+        let token = rng.random_range(0..4);
+        let asset = asset(contract, token).0;
+        let holders: Vec<usize> =
+            (1..6).filter(|at| balances.get(&(asset, account(*at).0)).is_some_and(|qty| *qty > 0)).collect();
+        let to = rng.random_range(1..6);
+        let what = if holders.is_empty() || (contract == 1 && rng.random_bool(0.3)) {
+            Move::mint(contract, token, to, if contract == 0 { 1 } else { rng.random_range(0..9) })
+        } else {
+            let from = holders[rng.random_range(0..holders.len())];
+            let has = balances[&(asset, account(from).0)];
+            let qty = if contract == 0 { 1 } else { rng.random_range(1..=has) };
+            if rng.random_bool(0.25) {
+                Move::burn(contract, token, from, qty)
+            } else {
+                Move::transfer(contract, token, from, to, qty)
+            }
+        };
+        for (side, qty) in [(what.from, -what.qty), (what.to, what.qty)] {
+            if let Some(side) = side {
+                *balances.entry((asset, account(side).0)).or_insert(0) += qty;
+            }
+        }
+        moves.push(what);
+    }
+    moves
+}
+
+/// A random life of a chain. The projector sees its envelopes in pieces, sometimes late.
+async fn live_a_life(seed: u64, steps: usize) {
+    let mut world = world().await;
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut waiting: Vec<Envelope> = Vec::new();
+    let mut delivered: BTreeSet<String> = BTreeSet::new();
+    let mut ids = BTreeSet::new();
+    for step in 0..steps {
+        match rng.random_range(0..10) {
+            0..=5 => {
+                let moves = random_moves(&world, &mut rng, 4);
+                waiting.extend(world.block(&moves).await);
+            }
+            6 => {
+                let height = world.head - 1;
+                waiting.extend(world.confirm(height).await);
+            }
+            7 => {
+                let height = (world.head - rng.random_range(1..4)).max(world.finalized);
+                waiting.extend(world.finalize(height).await);
+            }
+            _ => {
+                let ancestor = (world.head - rng.random_range(1..4)).max(world.finalized).max(0);
+                let (said, held) = world.reorg(ancestor).await;
+                waiting.extend(said);
+                // Some come back, all in one block or each in its own, in any order, some never.
+                for (source, what) in held {
+                    match rng.random_range(0..3) {
+                        0 => {}
+                        1 => waiting.extend(world.include(&[(source, what)]).await),
+                        _ => {
+                            waiting.extend(world.block(&[]).await);
+                            waiting.extend(world.include(&[(source, what)]).await);
+                        }
+                    }
+                }
+            }
+        }
+        while !waiting.is_empty() && rng.random_bool(0.7) {
+            let take = rng.random_range(1..=waiting.len());
+            let batch: Vec<Envelope> = waiting.drain(..take).collect();
+            let drafts = world.project(&batch).await;
+            for draft in &drafts {
+                assert!(
+                    ids.insert(draft.event_id) || draft.subject.to_string().contains("finality"),
+                    "seed {seed}"
+                );
+            }
+            for (what, event) in said(&drafts) {
+                let fits =
+                    if what == "projected" { delivered.insert(event) } else { delivered.remove(&event) };
+                assert!(fits, "seed {seed}, step {step}: {what} does not fit what was delivered");
+            }
+        }
+    }
+    let drafts = world.project(&waiting).await;
+    for (what, event) in said(&drafts) {
+        let fits = if what == "projected" { delivered.insert(event) } else { delivered.remove(&event) };
+        assert!(fits, "seed {seed}: {what} does not fit what was delivered");
+    }
+    let canonical: BTreeSet<String> = world
+        .events
+        .values()
+        .filter(|event| event.status != "reverted")
+        .map(|event| event.id.to_string())
+        .collect();
+    assert_eq!(delivered, canonical, "seed {seed}: the live stream adds up to the truth");
+
+    let rows = world
+        .conn
+        .query(
+            "read",
+            "select asset_id, account_id, qty::bigint from projection.ownership_view where qty <> 0",
+            &[],
+        )
+        .await
+        .expect("reads");
+    let seen: BTreeMap<_, i64> = rows.iter().map(|row| ((row.get(0), row.get(1)), row.get(2))).collect();
+    assert_eq!(seen, world.balances(), "seed {seed}");
+
+    // Three roads: step by step, all keys at once, and the full rebuild.
+    let live = world.dump().await;
+    for name in ProjectionName::ALL {
+        let report = rebuild_projection(&world.db, name, &|_| {}).await.expect("rebuilds");
+        assert_eq!(report.differing.count, 0, "seed {seed}: {name}: {:?}", report.differing.samples);
+    }
+    assert_eq!(world.dump().await, live, "seed {seed}");
+    let again = from_nothing(&world).await;
+    for table in TABLES {
+        assert_eq!(live[table], again[table], "seed {seed}: {table}");
+    }
+}
+
+#[tokio::test]
+async fn live_steps_equal_a_projection_from_nothing() {
+    for seed in 0..8 {
+        live_a_life(seed, 40).await;
+    }
+}
+
+#[tokio::test]
+async fn twice_is_once() {
+    let mut world = world().await;
+    let mut batch = world.block(&[Move::mint(0, 1, 1, 1), Move::mint(1, 7, 2, 50)]).await;
+    batch.extend(world.block(&[Move::transfer(1, 7, 2, 3, 20), Move::transfer(0, 1, 1, 1, 1)]).await);
+    let first = project(&world.db, &batch).await;
+    assert_eq!(said(&first.drafts).len(), 4);
+    let dump = world.dump().await;
+    let second = project(&world.db, &batch).await;
+    assert_eq!((second.rows, second.drafts.len()), (0, 0));
+    assert_eq!(world.dump().await, dump);
+    assert_eq!(world.number("select sum(events)::bigint from projection.network_activity").await, 4);
+}
+
+#[tokio::test]
+async fn two_at_once_is_once() {
+    let mut world = world().await;
+    let mut batch = world.block(&[Move::mint(0, 1, 1, 1), Move::mint(1, 7, 2, 50)]).await;
+    batch.extend(world.block(&[Move::transfer(1, 7, 2, 3, 20)]).await);
+    let results = futures_util::future::join_all((0..4).map(|_| project(&world.db, &batch))).await;
+    let drafts: usize = results.iter().map(|done| said(&done.drafts).len()).sum();
+    assert_eq!(drafts, 3);
+    let live = world.dump().await;
+    assert_eq!(live, from_nothing(&world).await);
+}
+
+#[tokio::test]
+async fn crash_between_is_once() {
+    let mut world = world().await;
+    let batch = world.block(&[Move::mint(0, 1, 1, 1), Move::mint(1, 7, 2, 50)]).await;
+    let mut conn = world.db.conn().await.expect("connects");
+    let tx = conn.tx().await.expect("begins");
+    let named: Vec<&Envelope> = batch.iter().collect();
+    let keys = touched(&named).expect("readable").remove(&NETWORK).expect("one network");
+    let lost = rebuild_keys(&tx, NETWORK, &keys).await.expect("projects");
+    drop(tx);
+    drop(conn);
+    assert_eq!(world.number("select count(*) from projection.transfers").await, 0);
+    let kept = project(&world.db, &batch).await;
+    assert_eq!(lost.drafts, kept.drafts, "the same facts have the same ids");
+    let live = world.dump().await;
+    assert_eq!(live, from_nothing(&world).await);
+}
+
+#[tokio::test]
+async fn a_revert_is_retracted_once() {
+    let mut world = world().await;
+    let batch = world.block(&[Move::mint(0, 1, 1, 1)]).await;
+    let delivered = said(&world.project(&batch).await);
+    let (batch, _) = world.reorg(0).await;
+    let retracted = said(&world.project(&batch).await);
+    assert_eq!(retracted, vec![("retracted".to_owned(), delivered[0].1.clone())]);
+    assert_eq!(said(&world.project(&batch).await), vec![]);
+    assert_eq!(world.number("select count(*) from projection.transfers where is_reverted").await, 1);
+    assert_eq!(world.number("select count(*) from projection.ownership_view").await, 0);
+    assert_eq!(world.number("select asset_count + owners_count from projection.collection_stats").await, 0);
+    assert_eq!(world.number("select count(*) from projection.account_summaries").await, 0);
+}
+
+#[tokio::test]
+async fn a_second_inclusion_moves_the_row() {
+    let mut world = world().await;
+    let batch = world.block(&[Move::mint(0, 1, 1, 1)]).await;
+    world.project(&batch).await;
+    let (mut batch, held) = world.reorg(0).await;
+    batch.extend(world.block(&[]).await);
+    batch.extend(world.include(&held).await);
+    let drafts = world.project(&batch).await;
+    let words: Vec<String> = said(&drafts).into_iter().map(|(what, _)| what).collect();
+    assert_eq!(words, ["retracted", "projected"]);
+    assert_eq!(drafts[0].payload["height"], 1);
+    assert_eq!(drafts[0].payload["finality_status"], "reverted");
+    assert_eq!(drafts[1].payload["height"], 2);
+    assert_eq!(world.number("select count(*) from projection.transfers").await, 1);
+    assert_eq!(world.number("select height from projection.transfers where not is_reverted").await, 2);
+    assert_eq!(world.number("select transfer_count from projection.collection_stats").await, 1);
+}
+
+#[tokio::test]
+async fn there_and_back_again_is_delivered_again_with_a_new_id() {
+    let mut world = world().await;
+    let batch = world.block(&[Move::mint(0, 1, 1, 1)]).await;
+    let first = world.project(&batch).await;
+    let (batch, held) = world.reorg(0).await;
+    world.project(&batch).await;
+    world.fork = 0; // The old branch wins after all: the same block hash.
+    let batch = world.include(&held).await;
+    let second = world.project(&batch).await;
+    assert_eq!(first[0].payload, second[0].payload);
+    assert_ne!(first[0].event_id, second[0].event_id);
+}
+
+#[tokio::test]
+async fn a_row_that_is_spent_but_not_final_stays_for_readers_of_finalized() {
+    let mut world = world().await;
+    let mut batch = world.block(&[Move::mint(0, 1, 1, 1)]).await;
+    batch.extend(world.finalize(1).await);
+    batch.extend(world.block(&[Move::transfer(0, 1, 1, 2, 1)]).await);
+    world.project(&batch).await;
+    let row = world
+        .conn
+        .query_one(
+            "read",
+            "select qty::bigint, qty_finalized::bigint, finality_status::text from projection.ownership_view
+              where account_id = $1",
+            &[&account(1).0],
+        )
+        .await
+        .expect("one row");
+    let row: (i64, i64, String) = (row.get(0), row.get(1), row.get(2));
+    assert_eq!(row, (0, 1, "pending".to_owned()));
+    assert_eq!(world.number("select owners_count from projection.collection_stats").await, 1);
+    let batch = world.finalize(2).await;
+    let drafts = world.project(&batch).await;
+    assert_eq!(drafts.len(), 1, "only the finality line");
+    assert_eq!(world.number("select count(*) from projection.ownership_view").await, 1);
+    assert_eq!(world.number("select count(*) from projection.transfer_positions").await, 0);
+}

@@ -1,0 +1,651 @@
+//! Recomputation by key. Each statement computes the truth of its keys and the rows that stand there in one
+//! snapshot, writes what differs and returns the difference; the aggregates are moved by that difference, so
+//! the cost of a batch does not grow with a collection, an account or an asset's history.
+//!
+//! All functions expect [`super::lock_network`] to have been called in the transaction.
+
+use tidemark_model::ids::{AccountId, AssetId, CollectionId, EventId, NetworkId};
+use time::OffsetDateTime;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use super::truth::{card_truth, last_height_truth, ownership_truth, transfer_truth};
+use crate::db::{StoreError, Tx};
+
+/// A row of projection.transfers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TransferRow {
+    /// The canonical event.
+    pub event_id: EventId,
+    /// Its block.
+    pub height: i64,
+    /// Its position in the block.
+    pub event_index: i32,
+    /// Its position in its source event.
+    pub sub_index: i32,
+    /// `transfer`, `mint` or `burn`.
+    pub kind: String,
+    /// What moved.
+    pub asset_id: AssetId,
+    /// Its collection.
+    pub collection_id: CollectionId,
+    /// Who lost it; none for a mint.
+    pub from_account: Option<AccountId>,
+    /// Who got it; none for a burn.
+    pub to_account: Option<AccountId>,
+    /// How much, never negative.
+    pub qty: String,
+    /// Its transaction.
+    pub tx_hash: Vec<u8>,
+    /// Its block's hash.
+    pub block_hash: Vec<u8>,
+    /// Its block's time.
+    pub event_time: OffsetDateTime,
+    /// Did its block leave the chain?
+    pub is_reverted: bool,
+}
+
+impl TransferRow {
+    /// What the primary key says besides the event.
+    pub fn place(&self) -> (i64, i32, i32) {
+        (self.height, self.event_index, self.sub_index)
+    }
+}
+
+/// A row with what a live delivery says of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TransferDetail {
+    /// The row.
+    pub row: TransferRow,
+    /// The event's status; `reverted` for a row whose event is gone.
+    pub finality_status: String,
+    /// Address of the collection's contract.
+    pub contract: String,
+    /// The token id as the chain has it.
+    pub token_id: String,
+    /// Address of the loser.
+    pub from: Option<String>,
+    /// Address of the receiver.
+    pub to: Option<String>,
+    /// Live deliveries of this event so far.
+    pub turn: i64,
+}
+
+fn detail(row: &Row) -> TransferDetail {
+    TransferDetail {
+        row: TransferRow {
+            event_id: EventId(row.get(0)),
+            height: row.get(1),
+            event_index: row.get(2),
+            sub_index: row.get(3),
+            kind: row.get(4),
+            asset_id: AssetId(row.get(5)),
+            collection_id: CollectionId(row.get(6)),
+            from_account: row.get::<_, Option<Uuid>>(7).map(AccountId),
+            to_account: row.get::<_, Option<Uuid>>(8).map(AccountId),
+            qty: row.get(9),
+            tx_hash: row.get(10),
+            block_hash: row.get(11),
+            event_time: row.get(12),
+            is_reverted: row.get(13),
+        },
+        finality_status: row.get(14),
+        token_id: row.get(15),
+        contract: row.get(16),
+        from: row.get(17),
+        to: row.get(18),
+        turn: row.get(19),
+    }
+}
+
+macro_rules! with_detail {
+    ($rows:expr) => {
+        concat!(
+            "select x.event_id, x.height, x.event_index, x.sub_index, x.kind::text, x.asset_id, x.collection_id,
+                    x.from_account, x.to_account, x.qty::text, x.tx_hash, x.block_hash, x.event_time, x.is_reverted,
+                    x.finality_status::text, x.token_id_raw, n.address_normalized, f.address_normalized,
+                    t.address_normalized, coalesce(p.turn, 0)
+               from (", $rows, ") x
+               join catalog.collections c on c.id = x.collection_id
+               join catalog.contracts n on n.id = c.contract_id
+               left join ledger.accounts f on f.id = x.from_account
+               left join ledger.accounts t on t.id = x.to_account
+               left join projection.transfer_positions p on p.event_id = x.event_id
+              order by x.height, x.event_index, x.sub_index, x.event_id"
+        )
+    };
+}
+
+const TRUE_TRANSFERS: &str =
+    with_detail!(transfer_truth!("select $1::int as network_id, e as event_id from unnest($2::uuid[]) e"));
+
+/// What the ledger says of these events now; events that move nothing are left out.
+pub async fn true_transfers(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    events: &[Uuid],
+) -> Result<Vec<TransferDetail>, StoreError> {
+    let rows = tx.query("read transfers of the ledger", TRUE_TRANSFERS, &[&network.0, &events]).await?;
+    Ok(rows.iter().map(detail).collect())
+}
+
+const STANDING_TRANSFERS: &str = with_detail!(
+    "select s.network_id, s.height, s.event_index, s.sub_index, s.event_id, s.kind, s.asset_id, s.collection_id,
+            s.from_account, s.to_account, s.qty, s.tx_hash, s.block_hash, s.event_time, s.is_reverted,
+            'reverted' as finality_status, a.token_id_raw
+       from (select event_id, height, event_index, sub_index from projection.transfer_positions
+              where event_id = any($2::uuid[]) and network_id = $1
+             union
+             select event_id, height, event_index, sub_index
+               from unnest($3::uuid[], $4::bigint[], $5::int[], $6::int[])
+                    as i(event_id, height, event_index, sub_index)) w
+       join projection.transfers s
+            on s.network_id = $1 and s.height = w.height and s.event_index = w.event_index
+           and s.sub_index = w.sub_index and s.event_id = w.event_id
+       join catalog.assets a on a.id = s.asset_id"
+);
+
+/// The rows that stand for these events now: where their position says, and where the truth puts them.
+pub async fn standing_transfers(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    events: &[Uuid],
+    truth: &[TransferDetail],
+) -> Result<Vec<TransferDetail>, StoreError> {
+    let ids: Vec<Uuid> = truth.iter().map(|one| one.row.event_id.0).collect();
+    let heights: Vec<i64> = truth.iter().map(|one| one.row.height).collect();
+    let indexes: Vec<i32> = truth.iter().map(|one| one.row.event_index).collect();
+    let subs: Vec<i32> = truth.iter().map(|one| one.row.sub_index).collect();
+    let rows = tx
+        .query(
+            "read projected transfers",
+            STANDING_TRANSFERS,
+            &[&network.0, &events, &ids, &heights, &indexes, &subs],
+        )
+        .await?;
+    Ok(rows.iter().map(detail).collect())
+}
+
+const REMOVE_TRANSFERS: &str = "
+    delete from projection.transfers t
+     using unnest($2::bigint[], $3::int[], $4::int[], $5::uuid[]) as i(height, event_index, sub_index, event_id)
+     where t.network_id = $1 and t.height = i.height and t.event_index = i.event_index
+       and t.sub_index = i.sub_index and t.event_id = i.event_id";
+
+/// Removes rows from where they no longer belong.
+pub async fn remove_transfers(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    rows: &[&TransferRow],
+) -> Result<u64, StoreError> {
+    if rows.is_empty() {
+        return Ok(0);
+    }
+    let heights: Vec<i64> = rows.iter().map(|row| row.height).collect();
+    let indexes: Vec<i32> = rows.iter().map(|row| row.event_index).collect();
+    let subs: Vec<i32> = rows.iter().map(|row| row.sub_index).collect();
+    let ids: Vec<Uuid> = rows.iter().map(|row| row.event_id.0).collect();
+    tx.execute("remove transfers", REMOVE_TRANSFERS, &[&network.0, &heights, &indexes, &subs, &ids]).await
+}
+
+const PUT_TRANSFERS: &str = "
+    insert into projection.transfers
+           (network_id, height, event_index, sub_index, event_id, kind, asset_id, collection_id, from_account,
+            to_account, qty, tx_hash, block_hash, event_time, is_reverted)
+    select $1, height, event_index, sub_index, event_id, kind::ledger.event_kind, asset_id, collection_id,
+           from_account, to_account, qty::numeric, tx_hash, block_hash, event_time, is_reverted
+      from unnest($2::bigint[], $3::int[], $4::int[], $5::uuid[], $6::text[], $7::uuid[], $8::uuid[], $9::uuid[],
+                  $10::uuid[], $11::text[], $12::bytea[], $13::bytea[], $14::timestamptz[], $15::boolean[])
+           as i(height, event_index, sub_index, event_id, kind, asset_id, collection_id, from_account, to_account,
+                qty, tx_hash, block_hash, event_time, is_reverted)
+     order by height, event_index, sub_index, event_id
+    on conflict (network_id, height, event_index, sub_index, event_id) do update
+       set kind = excluded.kind, asset_id = excluded.asset_id, collection_id = excluded.collection_id,
+           from_account = excluded.from_account, to_account = excluded.to_account, qty = excluded.qty,
+           tx_hash = excluded.tx_hash, block_hash = excluded.block_hash, event_time = excluded.event_time,
+           is_reverted = excluded.is_reverted";
+
+/// Writes rows to where they belong. Their partitions must exist (store::partitions).
+pub async fn put_transfers(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    rows: &[&TransferRow],
+) -> Result<u64, StoreError> {
+    if rows.is_empty() {
+        return Ok(0);
+    }
+    fn column<'a, T>(rows: &[&'a TransferRow], of: impl Fn(&'a TransferRow) -> T) -> Vec<T> {
+        rows.iter().map(|row| of(row)).collect()
+    }
+    tx.execute(
+        "write transfers",
+        PUT_TRANSFERS,
+        &[
+            &network.0,
+            &column(rows, |row| row.height),
+            &column(rows, |row| row.event_index),
+            &column(rows, |row| row.sub_index),
+            &column(rows, |row| row.event_id.0),
+            &column(rows, |row| row.kind.as_str()),
+            &column(rows, |row| row.asset_id.0),
+            &column(rows, |row| row.collection_id.0),
+            &column(rows, |row| row.from_account.map(|account| account.0)),
+            &column(rows, |row| row.to_account.map(|account| account.0)),
+            &column(rows, |row| row.qty.as_str()),
+            &column(rows, |row| row.tx_hash.as_slice()),
+            &column(rows, |row| row.block_hash.as_slice()),
+            &column(rows, |row| row.event_time),
+            &column(rows, |row| row.is_reverted),
+        ],
+    )
+    .await
+}
+
+const PUT_POSITIONS: &str = "
+    insert into projection.transfer_positions as p (event_id, network_id, height, event_index, sub_index, turn)
+    select event_id, $1, height, event_index, sub_index, turn
+      from unnest($2::uuid[], $3::bigint[], $4::int[], $5::int[], $6::bigint[])
+           as i(event_id, height, event_index, sub_index, turn)
+     order by event_id
+    on conflict (event_id) do update
+       set height = excluded.height, event_index = excluded.event_index, sub_index = excluded.sub_index,
+           turn = excluded.turn
+     where (p.height, p.event_index, p.sub_index, p.turn)
+           is distinct from (excluded.height, excluded.event_index, excluded.sub_index, excluded.turn)";
+
+/// Remembers where events that may still move stand, and how often each was delivered.
+pub async fn put_positions(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    positions: &[(&TransferRow, i64)],
+) -> Result<u64, StoreError> {
+    if positions.is_empty() {
+        return Ok(0);
+    }
+    let ids: Vec<Uuid> = positions.iter().map(|(row, _)| row.event_id.0).collect();
+    let heights: Vec<i64> = positions.iter().map(|(row, _)| row.height).collect();
+    let indexes: Vec<i32> = positions.iter().map(|(row, _)| row.event_index).collect();
+    let subs: Vec<i32> = positions.iter().map(|(row, _)| row.sub_index).collect();
+    let turns: Vec<i64> = positions.iter().map(|(_, turn)| *turn).collect();
+    tx.execute("remember positions", PUT_POSITIONS, &[&network.0, &ids, &heights, &indexes, &subs, &turns])
+        .await
+}
+
+const FORGET_POSITIONS: &str = "
+    delete from projection.transfer_positions p
+     using ledger.normalized_event_keys k
+     where p.network_id = $1 and p.height <= $2 and k.normalized_event_id = p.event_id
+       and k.finality_status = 'finalized' and k.block_number = p.height";
+
+/// Forgets the positions of events that cannot move any more.
+pub async fn forget_positions(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    finalized_height: i64,
+) -> Result<u64, StoreError> {
+    tx.execute("forget positions", FORGET_POSITIONS, &[&network.0, &finalized_height]).await
+}
+
+/// Which rows of ownership_view to recompute.
+#[derive(Debug, Default)]
+pub struct OwnershipKeys {
+    /// Rows of both sides of these events.
+    pub events: Vec<Uuid>,
+    /// These rows: (asset, account).
+    pub pairs: Vec<(Uuid, Uuid)>,
+    /// Rows of these assets that depend on something above finality.
+    pub open_assets: Vec<Uuid>,
+    /// All rows of these assets.
+    pub whole_assets: Vec<Uuid>,
+}
+
+/// What a change of ownership_view means for one holder of one collection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HoldingChange {
+    /// The collection.
+    pub collection_id: Uuid,
+    /// The holder.
+    pub account_id: Uuid,
+    /// Assets with a positive quantity, more or fewer.
+    pub assets: i64,
+    /// Sum of positive quantities, more or less.
+    pub qty: String,
+}
+
+const REBUILD_OWNERSHIP: &str = concat!(
+    "with keys as materialized (
+        select distinct i.asset_id, i.account_id
+          from (select d.asset_id, s.account_id
+                  from ledger.normalized_event_deltas d
+                 cross join lateral (values (d.from_account_id), (d.to_account_id)) s(account_id)
+                 where d.normalized_event_id = any($1::uuid[]) and s.account_id is not null
+                union all
+                select asset_id, account_id from unnest($2::uuid[], $3::uuid[]) as p(asset_id, account_id)
+                union all
+                select asset_id, account_id from projection.ownership_view
+                 where asset_id = any($4::uuid[]) and finality_status <> 'finalized'
+                union all
+                select asset_id, account_id from ledger.unfinalized_deltas where asset_id = any($4)
+                union all
+                select asset_id, account_id from projection.ownership_view where asset_id = any($5::uuid[])
+                union all
+                select asset_id, account_id from ledger.ownership_current where asset_id = any($5)
+                union all
+                select asset_id, account_id from ledger.unfinalized_deltas where asset_id = any($5)) i),
+     truth as materialized (",
+    ownership_truth!("select asset_id, account_id from keys"),
+    "),
+     old as materialized (
+        select v.asset_id, v.account_id, v.collection_id, v.qty
+          from keys k
+          join projection.ownership_view v on v.asset_id = k.asset_id and v.account_id = k.account_id),
+     gone as (
+        delete from projection.ownership_view v
+         using (select asset_id, account_id from old except select asset_id, account_id from truth) o
+         where v.asset_id = o.asset_id and v.account_id = o.account_id
+        returning 1),
+     put as (
+        insert into projection.ownership_view as v
+               (asset_id, account_id, network_id, collection_id, qty, qty_finalized, finality_status, updated_at)
+        select asset_id, account_id, network_id, collection_id, qty, qty_finalized, finality_status, now()
+          from truth order by asset_id, account_id
+        on conflict (asset_id, account_id) do update
+           set network_id = excluded.network_id, collection_id = excluded.collection_id, qty = excluded.qty,
+               qty_finalized = excluded.qty_finalized, finality_status = excluded.finality_status,
+               updated_at = excluded.updated_at
+         where (v.network_id, v.collection_id, v.qty, v.qty_finalized, v.finality_status)
+               is distinct from (excluded.network_id, excluded.collection_id, excluded.qty,
+                                 excluded.qty_finalized, excluded.finality_status)
+        returning 1),
+     change as (
+        select collection_id, account_id, sum(assets)::bigint as assets, sum(qty) as qty
+          from (select collection_id, account_id, 1 as assets, qty from truth where qty > 0
+                union all
+                select collection_id, account_id, -1, -qty from old where qty > 0) s
+         group by collection_id, account_id)
+     select null::uuid, null::uuid, (select count(*) from gone) + (select count(*) from put), null::text
+     union all
+     select collection_id, account_id, assets, qty::text from change where assets <> 0 or qty <> 0"
+);
+
+/// Recomputes rows of ownership_view; gives how many were written or removed, and what that changes.
+pub async fn rebuild_ownership(
+    tx: &Tx<'_>,
+    keys: &OwnershipKeys,
+) -> Result<(u64, Vec<HoldingChange>), StoreError> {
+    let (assets, accounts): (Vec<Uuid>, Vec<Uuid>) = keys.pairs.iter().copied().unzip();
+    let rows = tx
+        .query(
+            "recompute ownership",
+            REBUILD_OWNERSHIP,
+            &[&keys.events, &assets, &accounts, &keys.open_assets, &keys.whole_assets],
+        )
+        .await?;
+    let mut written = 0;
+    let mut changes = Vec::with_capacity(rows.len());
+    for row in &rows {
+        match (row.get::<_, Option<Uuid>>(0), row.get::<_, Option<Uuid>>(1)) {
+            (Some(collection_id), Some(account_id)) => {
+                changes.push(HoldingChange { collection_id, account_id, assets: row.get(2), qty: row.get(3) })
+            }
+            _ => written = count(row.get(2)),
+        }
+    }
+    changes.sort_by_key(|change| (change.collection_id, change.account_id));
+    Ok((written, changes))
+}
+
+const MOVE_HOLDERS: &str = "
+    with change as materialized (
+        select d.collection_id, d.account_id, coalesce(h.asset_count, 0) as old_count,
+               coalesce(h.asset_count, 0) + d.assets as new_count, coalesce(h.qty, 0) + d.qty::numeric as new_qty
+          from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[]) as d(collection_id, account_id, assets, qty)
+          left join projection.collection_holders h
+                 on h.collection_id = d.collection_id and h.account_id = d.account_id),
+     gone as (
+        delete from projection.collection_holders h using change c
+         where c.new_count = 0 and h.collection_id = c.collection_id and h.account_id = c.account_id),
+     put as (
+        insert into projection.collection_holders (collection_id, account_id, asset_count, qty)
+        select collection_id, account_id, new_count, new_qty from change where new_count <> 0
+         order by collection_id, account_id
+        on conflict (collection_id, account_id) do update
+           set asset_count = excluded.asset_count, qty = excluded.qty)
+     select collection_id, sum((new_count > 0)::int - (old_count > 0)::int)::bigint
+       from change group by collection_id order by collection_id";
+
+/// Moves collection_holders by these changes; gives the change of owners per collection.
+pub async fn move_holders(tx: &Tx<'_>, changes: &[HoldingChange]) -> Result<Vec<(Uuid, i64)>, StoreError> {
+    if changes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let collections: Vec<Uuid> = changes.iter().map(|change| change.collection_id).collect();
+    let accounts: Vec<Uuid> = changes.iter().map(|change| change.account_id).collect();
+    let assets: Vec<i64> = changes.iter().map(|change| change.assets).collect();
+    let qty: Vec<&str> = changes.iter().map(|change| change.qty.as_str()).collect();
+    let rows = tx.query("move holders", MOVE_HOLDERS, &[&collections, &accounts, &assets, &qty]).await?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+}
+
+/// What changes of asset_cards mean for a collection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CardChange {
+    /// The collection.
+    pub collection_id: Uuid,
+    /// Cards written.
+    pub written: u64,
+    /// Assets that exist, more or fewer.
+    pub assets: i64,
+    /// Units, more or fewer.
+    pub supply: String,
+    /// Stubs, more or fewer.
+    pub stubs: i64,
+    /// Newest event among the cards looked at.
+    pub height: i64,
+    /// Did the newest event of a card go back? Then the collection's must be looked up.
+    pub lowered: bool,
+}
+
+const REBUILD_CARDS: &str = concat!(
+    "with truth as materialized (",
+    card_truth!("select i as asset_id from unnest($1::uuid[]) i"),
+    "),
+     seen as materialized (
+        select d.asset_id, max(k.block_number) as height
+          from ledger.normalized_event_deltas d
+          join ledger.normalized_event_keys k on k.normalized_event_id = d.normalized_event_id
+         where d.normalized_event_id = any($2::uuid[]) and not k.is_reverted
+         group by d.asset_id),
+     new as materialized (
+        select t.*, o.asset_id is null as is_new, o.supply as old_supply, o.is_stub as old_stub,
+               o.last_height as old_height,
+               case when o.asset_id is null or t.asset_id = any($3::uuid[]) then ",
+    last_height_truth!("t.asset_id"),
+    "           else greatest(o.last_height, s.height) end as last_height
+          from truth t
+          left join projection.asset_cards o on o.asset_id = t.asset_id
+          left join seen s on s.asset_id = t.asset_id),
+     put as (
+        insert into projection.asset_cards as c
+               (asset_id, network_id, collection_id, token_id, standard, is_stub, is_burned, supply, history,
+                finality_status, last_height, updated_at)
+        select asset_id, network_id, collection_id, token_id, standard, is_stub, is_burned, supply, history,
+               finality_status, last_height, now()
+          from new order by asset_id
+        on conflict (asset_id) do update
+           set network_id = excluded.network_id, collection_id = excluded.collection_id,
+               token_id = excluded.token_id, standard = excluded.standard, is_stub = excluded.is_stub,
+               is_burned = excluded.is_burned, supply = excluded.supply, history = excluded.history,
+               finality_status = excluded.finality_status, last_height = excluded.last_height,
+               updated_at = excluded.updated_at
+         where (c.network_id, c.collection_id, c.token_id, c.standard, c.is_stub, c.is_burned, c.supply, c.history,
+                c.finality_status, c.last_height)
+               is distinct from
+               (excluded.network_id, excluded.collection_id, excluded.token_id, excluded.standard,
+                excluded.is_stub, excluded.is_burned, excluded.supply, excluded.history,
+                excluded.finality_status, excluded.last_height)
+        returning c.asset_id)
+     select n.collection_id, count(p.asset_id),
+            sum((n.supply > 0)::int - coalesce((n.old_supply > 0)::int, 0))::bigint,
+            sum(n.supply - coalesce(n.old_supply, 0))::text,
+            sum(n.is_stub::int - coalesce(n.old_stub::int, 0))::bigint,
+            max(n.last_height), bool_or(n.last_height < coalesce(n.old_height, 0))
+       from new n left join put p on p.asset_id = n.asset_id
+      group by n.collection_id order by n.collection_id"
+);
+
+/// Recomputes the cards of `assets`. The newest height moves up with `events`; for `exact` assets and new
+/// cards it is looked up in the event log (an event of theirs was reverted or moved).
+pub async fn rebuild_cards(
+    tx: &Tx<'_>,
+    assets: &[Uuid],
+    events: &[Uuid],
+    exact: &[Uuid],
+) -> Result<Vec<CardChange>, StoreError> {
+    let rows = tx.query("recompute asset cards", REBUILD_CARDS, &[&assets, &events, &exact]).await?;
+    let change = |row: &Row| CardChange {
+        collection_id: row.get(0),
+        written: count(row.get(1)),
+        assets: row.get(2),
+        supply: row.get(3),
+        stubs: row.get(4),
+        height: row.get(5),
+        lowered: row.get(6),
+    };
+    Ok(rows.iter().map(change).collect())
+}
+
+/// How the stats of a collection move.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatsChange {
+    /// From its cards.
+    pub cards: CardChange,
+    /// Owners, more or fewer.
+    pub owners: i64,
+    /// Canonical transfers, more or fewer.
+    pub transfers: i64,
+}
+
+const MOVE_STATS: &str = "
+    insert into projection.collection_stats as s
+           (collection_id, network_id, address, standard, slug, name, verified, is_stub, reliability,
+            unreliable_reason, owners_count, asset_count, total_supply, stub_count, transfer_count, last_height,
+            updated_at)
+    select c.id, c.network_id, t.address_normalized, t.standard_id, c.slug, c.name, c.verified, c.is_stub,
+           t.reliability, t.unreliable_reason,
+           coalesce(o.owners_count, 0) + d.owners, coalesce(o.asset_count, 0) + d.assets,
+           coalesce(o.total_supply, 0) + d.supply::numeric, coalesce(o.stub_count, 0) + d.stubs,
+           coalesce(o.transfer_count, 0) + d.transfers,
+           case when d.lowered
+                then coalesce((select max(a.last_height) from projection.asset_cards a
+                                where a.collection_id = c.id), 0)
+                else greatest(o.last_height, d.height) end,
+           now()
+      from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[],
+                  $8::boolean[]) as d(collection_id, owners, assets, supply, stubs, transfers, height, lowered)
+      join catalog.collections c on c.id = d.collection_id
+      join catalog.contracts t on t.id = c.contract_id
+      left join projection.collection_stats o on o.collection_id = d.collection_id
+     order by c.id
+    on conflict (collection_id) do update
+       set address = excluded.address, standard = excluded.standard, slug = excluded.slug, name = excluded.name,
+           verified = excluded.verified, is_stub = excluded.is_stub, reliability = excluded.reliability,
+           unreliable_reason = excluded.unreliable_reason, owners_count = excluded.owners_count,
+           asset_count = excluded.asset_count, total_supply = excluded.total_supply,
+           stub_count = excluded.stub_count, transfer_count = excluded.transfer_count,
+           last_height = excluded.last_height, updated_at = excluded.updated_at
+     where (s.address, s.standard, s.slug, s.name, s.verified, s.is_stub, s.reliability, s.unreliable_reason,
+            s.owners_count, s.asset_count, s.total_supply, s.stub_count, s.transfer_count, s.last_height)
+           is distinct from
+           (excluded.address, excluded.standard, excluded.slug, excluded.name, excluded.verified,
+            excluded.is_stub, excluded.reliability, excluded.unreliable_reason, excluded.owners_count,
+            excluded.asset_count, excluded.total_supply, excluded.stub_count, excluded.transfer_count,
+            excluded.last_height)";
+
+/// Moves collection_stats by these changes and refreshes what the catalog says of the collections.
+pub async fn move_stats(tx: &Tx<'_>, changes: &[StatsChange]) -> Result<u64, StoreError> {
+    if changes.is_empty() {
+        return Ok(0);
+    }
+    fn column<'a, T>(changes: &'a [StatsChange], of: impl Fn(&'a StatsChange) -> T) -> Vec<T> {
+        changes.iter().map(of).collect()
+    }
+    tx.execute(
+        "move collection stats",
+        MOVE_STATS,
+        &[
+            &column(changes, |change| change.cards.collection_id),
+            &column(changes, |change| change.owners),
+            &column(changes, |change| change.cards.assets),
+            &column(changes, |change| change.cards.supply.as_str()),
+            &column(changes, |change| change.cards.stubs),
+            &column(changes, |change| change.transfers),
+            &column(changes, |change| change.cards.height),
+            &column(changes, |change| change.cards.lowered),
+        ],
+    )
+    .await
+}
+
+/// How the summary of an account moves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccountChange {
+    /// The account.
+    pub account_id: Uuid,
+    /// Assets held, more or fewer.
+    pub assets: i64,
+    /// Canonical transfers, more or fewer.
+    pub transfers: i64,
+    /// Newest time among its new transfers.
+    pub seen_at: Option<OffsetDateTime>,
+    /// Was one of its transfers taken back or moved? Then the newest time must be looked up.
+    pub exact: bool,
+}
+
+const MOVE_ACCOUNTS: &str = "
+    with new as materialized (
+        select a.id as account_id, a.network_id, a.address_normalized, a.first_seen_at,
+               coalesce(s.asset_count, 0) + d.assets as asset_count,
+               coalesce(s.transfer_count, 0) + d.transfers as transfer_count,
+               greatest(a.first_seen_at,
+                        case when d.exact
+                             then (select max(t.event_time) from projection.transfers t
+                                    where t.network_id = a.network_id and not t.is_reverted
+                                      and (t.from_account = a.id or t.to_account = a.id))
+                             else greatest(s.last_seen_at, d.seen_at) end) as last_seen_at
+          from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::timestamptz[], $5::boolean[])
+               as d(account_id, assets, transfers, seen_at, exact)
+          join ledger.accounts a on a.id = d.account_id
+          left join projection.account_summaries s on s.account_id = d.account_id),
+     gone as (
+        delete from projection.account_summaries s using new n
+         where n.asset_count = 0 and n.transfer_count = 0 and s.account_id = n.account_id)
+    insert into projection.account_summaries as s
+           (account_id, network_id, address, asset_count, transfer_count, first_seen_at, last_seen_at, updated_at)
+    select account_id, network_id, address_normalized, asset_count, transfer_count, first_seen_at, last_seen_at, now()
+      from new where asset_count <> 0 or transfer_count <> 0
+     order by account_id
+    on conflict (account_id) do update
+       set address = excluded.address, asset_count = excluded.asset_count,
+           transfer_count = excluded.transfer_count, first_seen_at = excluded.first_seen_at,
+           last_seen_at = excluded.last_seen_at, updated_at = excluded.updated_at
+     where (s.address, s.asset_count, s.transfer_count, s.first_seen_at, s.last_seen_at)
+           is distinct from (excluded.address, excluded.asset_count, excluded.transfer_count,
+                             excluded.first_seen_at, excluded.last_seen_at)";
+
+/// Moves account_summaries by these changes. An account without assets and transfers has no row.
+pub async fn move_accounts(tx: &Tx<'_>, changes: &[AccountChange]) -> Result<u64, StoreError> {
+    if changes.is_empty() {
+        return Ok(0);
+    }
+    let ids: Vec<Uuid> = changes.iter().map(|change| change.account_id).collect();
+    let assets: Vec<i64> = changes.iter().map(|change| change.assets).collect();
+    let transfers: Vec<i64> = changes.iter().map(|change| change.transfers).collect();
+    let seen: Vec<Option<OffsetDateTime>> = changes.iter().map(|change| change.seen_at).collect();
+    let exact: Vec<bool> = changes.iter().map(|change| change.exact).collect();
+    tx.execute("move account summaries", MOVE_ACCOUNTS, &[&ids, &assets, &transfers, &seen, &exact]).await
+}
+
+fn count(value: i64) -> u64 {
+    u64::try_from(value).expect("count(*) is not negative")
+}

@@ -1,0 +1,156 @@
+//! What each projection must hold, as SQL. Every macro takes the text that selects the keys, so that live
+//! recomputation by key, a full rebuild, its catch-up and reconciliation all run the same definition.
+
+/// ownership_view. `keys`: (asset_id, account_id). qty = finalized balance plus unfinalized legs; status =
+/// weakest of the contributing unfinalized events; no row when both quantities are zero.
+macro_rules! ownership_truth {
+    ($keys:expr) => {
+        concat!(
+            "select x.asset_id, x.account_id, x.network_id, x.collection_id, x.qty, x.qty_finalized, x.finality_status
+               from (select k.asset_id, k.account_id, a.network_id, a.collection_id,
+                            coalesce(c.qty, 0) + coalesce(u.net, 0) as qty,
+                            coalesce(c.qty, 0) as qty_finalized,
+                            coalesce(u.weakest, 'finalized') as finality_status
+                       from (", $keys, ") k
+                       join catalog.assets a on a.id = k.asset_id
+                       left join ledger.ownership_current c
+                              on c.asset_id = k.asset_id and c.account_id = k.account_id
+                       left join lateral (
+                            select sum(d.qty_delta) as net, min(e.finality_status) as weakest
+                              from ledger.unfinalized_deltas d
+                              left join ledger.normalized_event_keys e
+                                     on e.normalized_event_id = d.normalized_event_id
+                             where d.asset_id = k.asset_id and d.account_id = k.account_id) u on true) x
+              where x.qty <> 0 or x.qty_finalized <> 0"
+        )
+    };
+}
+pub(crate) use ownership_truth;
+
+/// asset_cards without last_height. `keys`: (asset_id). supply = finalized supply plus the net of unfinalized
+/// mints and burns; burned = nothing is left of something that was.
+macro_rules! card_truth {
+    ($keys:expr) => {
+        concat!(
+            "select a.id as asset_id, a.network_id, a.collection_id, a.token_id_raw as token_id,
+                    a.standard_id as standard, a.is_stub, a.history,
+                    a.supply + coalesce(u.net, 0) as supply,
+                    a.supply + coalesce(u.net, 0) = 0
+                        and (a.is_burned or a.supply <> 0 or coalesce(u.made_or_burned, false)) as is_burned,
+                    coalesce(u.weakest, 'finalized') as finality_status
+               from (", $keys, ") k
+               join catalog.assets a on a.id = k.asset_id
+               left join lateral (
+                    select sum(e.net) as net, bool_or(e.net <> 0) as made_or_burned, min(e.weakest) as weakest
+                      from (select sum(d.qty_delta) as net, min(n.finality_status) as weakest
+                              from ledger.unfinalized_deltas d
+                              left join ledger.normalized_event_keys n
+                                     on n.normalized_event_id = d.normalized_event_id
+                             where d.asset_id = a.id
+                             group by d.normalized_event_id) e) u on true"
+        )
+    };
+}
+pub(crate) use card_truth;
+
+/// Newest canonical event that moved the asset named by `asset`; 0 when there is none.
+macro_rules! last_height_truth {
+    ($asset:expr) => {
+        concat!(
+            "coalesce((select max(lk.block_number)
+                         from ledger.normalized_event_deltas ld
+                         join ledger.normalized_event_keys lk on lk.normalized_event_id = ld.normalized_event_id
+                        where ld.asset_id = ", $asset, " and not lk.is_reverted), 0)"
+        )
+    };
+}
+pub(crate) use last_height_truth;
+
+/// transfers, with what a live delivery says besides. `keys`: (network_id, event_id).
+macro_rules! transfer_truth {
+    ($keys:expr) => {
+        concat!(
+            "select e.network_id, k.block_number as height, e.event_index, e.sub_index::int as sub_index,
+                    e.id as event_id, e.event_kind as kind, d.asset_id, a.collection_id,
+                    d.from_account_id as from_account, d.to_account_id as to_account, abs(d.qty_delta) as qty,
+                    e.tx_hash, k.block_hash, e.event_time, k.is_reverted, k.finality_status, a.token_id_raw
+               from (", $keys, ") i
+               join ledger.normalized_events e on e.network_id = i.network_id and e.id = i.event_id
+               join ledger.normalized_event_keys k on k.normalized_event_id = i.event_id
+               join lateral (select m.asset_id, m.from_account_id, m.to_account_id, m.qty_delta
+                               from ledger.normalized_event_deltas m
+                              where m.normalized_event_id = i.event_id
+                              order by m.delta_index limit 1) d on true
+               join catalog.assets a on a.id = d.asset_id
+              where e.event_kind in ('transfer', 'mint', 'burn')"
+        )
+    };
+}
+pub(crate) use transfer_truth;
+
+/// collection_holders, from ownership_view. `filter` is a condition on `o`.
+macro_rules! holder_truth {
+    ($filter:expr) => {
+        concat!(
+            "select o.collection_id, o.account_id, count(*) as asset_count, sum(o.qty) as qty
+               from projection.ownership_view o
+              where o.qty > 0 and ",
+            $filter,
+            "
+              group by o.collection_id, o.account_id"
+        )
+    };
+}
+pub(crate) use holder_truth;
+
+/// collection_stats, from asset_cards, collection_holders and transfers. `filter` is a condition on
+/// `collection_id`, which all three have.
+macro_rules! stats_truth {
+    ($filter:expr) => {
+        concat!(
+            "select c.id as collection_id, c.network_id, t.address_normalized as address, t.standard_id as standard,
+                    c.slug, c.name, c.verified, c.is_stub, t.reliability, t.unreliable_reason,
+                    coalesce(h.owners, 0) as owners_count, x.assets as asset_count, x.supply as total_supply,
+                    x.stubs as stub_count, coalesce(m.transfers, 0) as transfer_count, x.height as last_height
+               from (select collection_id, count(*) filter (where supply > 0) as assets, sum(supply) as supply,
+                            count(*) filter (where is_stub) as stubs, max(last_height) as height
+                       from projection.asset_cards where ", $filter, " group by collection_id) x
+               join catalog.collections c on c.id = x.collection_id
+               join catalog.contracts t on t.id = c.contract_id
+               left join (select collection_id, count(*) as owners
+                            from projection.collection_holders where ", $filter, " group by collection_id) h
+                      on h.collection_id = x.collection_id
+               left join (select collection_id, count(*) as transfers
+                            from projection.transfers where not is_reverted and ", $filter, "
+                           group by collection_id) m
+                      on m.collection_id = x.collection_id"
+        )
+    };
+}
+pub(crate) use stats_truth;
+
+/// account_summaries, from ownership_view and transfers. The filters are conditions on `account_id`,
+/// `from_account` and `to_account`.
+macro_rules! account_truth {
+    ($account:expr, $from:expr, $to:expr) => {
+        concat!(
+            "select a.id as account_id, a.network_id, a.address_normalized as address,
+                    x.assets as asset_count, x.transfers as transfer_count, a.first_seen_at,
+                    greatest(a.first_seen_at, x.seen) as last_seen_at
+               from (select p.account_id, sum(p.assets)::bigint as assets, sum(p.transfers)::bigint as transfers,
+                            max(p.seen) as seen
+                       from (select account_id, 1 as assets, 0 as transfers, null::timestamptz as seen
+                               from projection.ownership_view where qty > 0 and ", $account, "
+                             union all
+                             select from_account, 0, 1, event_time from projection.transfers
+                              where not is_reverted and from_account is not null and ", $from, "
+                             union all
+                             select to_account, 0, 1, event_time from projection.transfers
+                              where not is_reverted and to_account is not null
+                                and from_account is distinct from to_account and ", $to, ") p
+                      group by p.account_id) x
+               join ledger.accounts a on a.id = x.account_id"
+        )
+    };
+}
+pub(crate) use account_truth;

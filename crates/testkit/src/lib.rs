@@ -1,8 +1,20 @@
 //! Private servers for tests. One Postgres cluster serves a whole test run, also when nextest runs every
 //! test in its own process: the first test starts it under a file lock, every user holds a shared lock, and
 //! a watchdog ends it when nobody has held that lock for a while, even after `kill -9` of the whole run.
+//!
+//! NATS, Redis and anvil are started per test on free ports, with folders of their own; they end when they
+//! are dropped, and the kernel ends them when the test process dies.
 
+pub mod anvil;
+pub mod nats;
 pub mod pg;
+mod process;
+pub mod redis;
+pub mod tools;
+
+pub use anvil::Anvil;
+pub use nats::Nats;
+pub use redis::Redis;
 
 use std::path::PathBuf;
 

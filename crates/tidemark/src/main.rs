@@ -1,2 +1,27 @@
 //! The Tidemark binary.
-fn main() {}
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use tidemark::{cli, commands, exit, telemetry};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("tidemark: cannot start: {error}");
+            return ExitCode::from(exit::FAILURE);
+        }
+    };
+    match runtime.block_on(commands::run(cli)) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("tidemark: {}", telemetry::scrub(&format!("{error:#}")));
+            ExitCode::from(exit::code(&error))
+        }
+    }
+}

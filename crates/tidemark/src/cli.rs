@@ -1,0 +1,134 @@
+//! The command line.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::exit;
+use crate::wire::Role;
+
+/// Multi-chain NFT indexer: nothing lost, nothing doubled, finality on every answer.
+#[derive(Debug, Parser)]
+#[command(name = "tidemark", version, after_help = exit::HELP, max_term_width = 110)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run everything in one process, on a private Postgres and a simulated chain
+    #[command(
+        long_about = "Runs everything in one process: a private Postgres in the data directory, a simulated chain \
+                      (or your own node), all workers, the API and the explorer. Ctrl-C stops it in order; the \
+                      next start goes on where it stopped, also after a crash.",
+        after_help = "Examples:\n  tidemark dev\n  tidemark dev --rpc http://127.0.0.1:8545 --data-dir /var/lib/tidemark"
+    )]
+    Dev(DevArgs),
+    /// Run chosen roles against the configured database and bus
+    #[command(
+        long_about = "Runs the chosen roles in this process. Several processes share the work: leases and fenced \
+                      cursors keep them apart. `--roles ingest` alone keeps raw data only.",
+        after_help = "Examples:\n  tidemark run --config tidemark.toml\n  tidemark run --roles ingest,relay --config tidemark.toml"
+    )]
+    Run(RunArgs),
+    /// Bring the database to the newest schema
+    #[command(
+        long_about = "Applies the migrations that the database does not have yet, under an advisory lock: several \
+                      processes may call it at once. Serving commands do this by themselves at start.",
+        after_help = "Example:\n  tidemark migrate --config tidemark.toml"
+    )]
+    Migrate(ConfigArgs),
+    /// Show networks, lag, roles and dead letters
+    #[command(
+        long_about = "Shows every network's heights and lag, every role of every process, and open dead letters. \
+                      Without a configured database it looks at the one of `tidemark dev` in the data directory.",
+        after_help = "Examples:\n  tidemark status\n  tidemark status --watch\n  tidemark status --json | jq .networks"
+    )]
+    Status(StatusArgs),
+    /// Check, print or explain the configuration
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  tidemark config example > tidemark.toml\n  tidemark config check --config tidemark.toml\n  tidemark config show"
+    )]
+    Config(ConfigCommand),
+}
+
+/// Where the configuration is.
+#[derive(Debug, Clone, Args)]
+pub struct ConfigArgs {
+    /// Configuration file [default: tidemark.toml where it exists]
+    #[arg(long, short, value_name = "FILE", env = "TIDEMARK_CONFIG")]
+    pub config: Option<PathBuf>,
+}
+
+/// `dev`
+#[derive(Debug, Args)]
+pub struct DevArgs {
+    /// See [`ConfigArgs`].
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Where the private Postgres keeps its files [default: ./.tidemark]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Address of the API and the explorer [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<SocketAddr>,
+    /// Seed of the simulated chain: the same seed gives the same chain
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Read this node instead of the simulated chain
+    #[arg(long, value_name = "URL")]
+    pub rpc: Option<String>,
+}
+
+/// `run`
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// See [`ConfigArgs`].
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Roles of this process, separated by commas
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        value_name = "ROLE",
+        default_value = "ingest,relay,workers,api"
+    )]
+    pub roles: Vec<Role>,
+}
+
+/// `status`
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// See [`ConfigArgs`].
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Data directory of `tidemark dev` [default: ./.tidemark]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Show it again every second until Ctrl-C
+    #[arg(long, conflicts_with = "json")]
+    pub watch: bool,
+}
+
+/// `config`
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// List all problems of the configuration at once; exit 2 if there is one
+    #[command(after_help = "Example:\n  tidemark config check --config tidemark.toml")]
+    Check(ConfigArgs),
+    /// Print an example with every key, its meaning and its default
+    #[command(after_help = "Example:\n  tidemark config example > tidemark.toml")]
+    Example,
+    /// Print the configuration in force, with secrets masked
+    #[command(after_help = "Example:\n  POLL_INTERVAL_MS=250 tidemark config show")]
+    Show(ConfigArgs),
+}

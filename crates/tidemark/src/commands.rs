@@ -1,0 +1,39 @@
+//! One file per command: `async fn run(args, config) -> anyhow::Result<u8>`, the exit code.
+
+#![expect(clippy::print_stdout, reason = "commands speak on stdout")]
+
+pub mod config;
+pub mod dev;
+pub mod migrate;
+pub mod run;
+pub mod status;
+
+use crate::cli::{Cli, Command};
+use crate::config::{Config, Override, Sources};
+use crate::telemetry;
+
+/// Does what was asked. Logs are set up as soon as the configuration is known.
+pub async fn run(cli: Cli) -> anyhow::Result<u8> {
+    match cli.command {
+        Command::Config(command) => config::run(&command),
+        Command::Dev(args) => {
+            let config = load(args.config.config.as_deref(), dev::overrides(&args))?;
+            dev::run(args, config).await
+        }
+        Command::Run(args) => {
+            let config = load(args.config.config.as_deref(), vec![])?;
+            run::run(args, config).await
+        }
+        Command::Migrate(args) => migrate::run(load(args.config.as_deref(), vec![])?).await,
+        Command::Status(args) => {
+            let config = load(args.config.config.as_deref(), status::overrides(&args))?;
+            status::run(args, config).await
+        }
+    }
+}
+
+fn load(file: Option<&std::path::Path>, flags: Vec<Override>) -> anyhow::Result<Config> {
+    let config = Config::load(&Sources { flags, ..Sources::here(file) })?;
+    telemetry::init_logs(&config.telemetry)?;
+    Ok(config)
+}

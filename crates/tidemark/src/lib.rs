@@ -1,0 +1,12 @@
+//! The binary's rooms: command line, configuration, embedded Postgres, supervision, telemetry, wiring.
+//! A library so that tests can use them; nobody else should.
+
+pub mod cli;
+pub mod commands;
+pub mod config;
+pub mod embedded_pg;
+pub mod exit;
+pub mod host;
+pub mod supervise;
+pub mod telemetry;
+pub mod wire;

@@ -1,0 +1,244 @@
+//! The one ordered consumer of stream `chain`: blocks are normalized, branches taken back, finality applied,
+//! in the order in which the ingester committed them (ADR 0007).
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::Deserialize;
+use tidemark_bus::dispatch::{Accepts, Delivered, HandleError, Handler};
+use tidemark_model::chain::{BlockRef, ChainAdapter, ParsedBlock, RawBlock};
+use tidemark_model::ids::{BlockHash, Height, NetworkId};
+use tidemark_store::outbox::Emitter;
+use tidemark_store::projection::{self, BlockCard};
+use tidemark_store::raw::{RawError, RawReader};
+use tidemark_store::{Db, Tx, bulk, cursor};
+use uuid::Uuid;
+
+use super::payload;
+use crate::workers::{
+    BlockInput, BlockOutcome, Cause, Openings, WorkError, advance_finality, handle_reorg, prepare, process_block,
+};
+
+/// Balances older than the start block asked for on behalf of one block.
+const OPENINGS_PER_BLOCK_MAX: usize = 2_000;
+/// How long to wait for the history worker to fill a gap.
+const GAP_WAIT: Duration = Duration::from_millis(100);
+
+/// A block read and parsed before the transaction.
+struct Ready {
+    block: RawBlock,
+    parsed: ParsedBlock,
+    openings: Openings,
+}
+
+/// Applies chain events to the ledger.
+pub struct LedgerHandler {
+    adapters: HashMap<NetworkId, Arc<dyn ChainAdapter>>,
+    raw: Db,
+    app: Db,
+    reader: RawReader,
+    emitter: Arc<Emitter>,
+    /// Blocks made ready by `prepare`, taken by `apply`; bounded by the dispatcher's batch.
+    ready: Mutex<HashMap<Uuid, Ready>>,
+}
+
+impl LedgerHandler {
+    /// A handler for these networks.
+    pub fn new(
+        adapters: impl IntoIterator<Item = Arc<dyn ChainAdapter>>,
+        raw: Db,
+        app: Db,
+        reader: RawReader,
+        emitter: Arc<Emitter>,
+    ) -> Self {
+        let adapters = adapters.into_iter().map(|adapter| (adapter.network().id, adapter)).collect();
+        Self { adapters, raw, app, reader, emitter, ready: Mutex::default() }
+    }
+
+    fn adapter(&self, network: NetworkId) -> Result<&Arc<dyn ChainAdapter>, HandleError> {
+        self.adapters.get(&network).ok_or_else(|| {
+            HandleError::poison(format!("network {network} is not configured here; add it to tidemark.toml and release"))
+        })
+    }
+
+    /// Reads the block an event is about; `None` when that block has left the chain meanwhile.
+    async fn load(&self, event: &BlockIngested) -> Result<Option<Ready>, HandleError> {
+        let adapter = self.adapter(event.network_id)?;
+        let conn = self.raw.conn().await?;
+        let block = self.reader.read_block(&conn, event.network_id, event.height).await.map_err(raw_error)?;
+        drop(conn);
+        let Some(block) = block.filter(|block| block.hash == event.hash) else { return Ok(None) };
+        let parsed = adapter.parse(&block);
+        let openings = prepare(&self.app, &**adapter, adapter.network(), &parsed.events, OPENINGS_PER_BLOCK_MAX)
+            .await
+            .map_err(|error| self.refused(error))?;
+        Ok(Some(Ready { block, parsed, openings }))
+    }
+
+    async fn block(&self, tx: &Tx<'_>, delivered: &Delivered) -> Result<(), HandleError> {
+        let event: BlockIngested = payload(delivered)?;
+        let adapter = self.adapter(event.network_id)?;
+        let network = adapter.network();
+        let ready = self.ready.lock().expect("no holder panics").remove(&delivered.event_id());
+        let ready = match ready {
+            Some(ready) => Some(ready),
+            None => self.load(&event).await?,
+        };
+        // Its block was replaced before we came to it: the message of that reorg follows in this stream.
+        let Some(ready) = ready else { return Ok(()) };
+        let input = BlockInput {
+            block: ready.block.block_ref(),
+            time: ready.block.time,
+            parsed: &ready.parsed,
+            chain_head: event.head_height.max(event.height),
+            openings: &ready.openings,
+        };
+        let outcome = process_block(tx, network, &input, &cause(delivered)).await;
+        match outcome.map_err(|error| self.refused(error))? {
+            BlockOutcome::Skipped => return Ok(()),
+            BlockOutcome::Gap { .. } => return Err(HandleError::Defer(GAP_WAIT)),
+            BlockOutcome::Done(drafts) => self.emitter.append(tx, &drafts).await?,
+        }
+        let events = ready.parsed.events.len();
+        projection::upsert_block_cards(tx, &[card(network.id, &ready.block, events)]).await?;
+        bulk::count_events(tx, network.id, events).await?;
+        Ok(())
+    }
+
+    async fn reorg(&self, tx: &Tx<'_>, delivered: &Delivered) -> Result<(), HandleError> {
+        let event: ReorgDetected = payload(delivered)?;
+        let network = self.adapter(event.network_id)?.network();
+        match handle_reorg(tx, network, &event.orphaned, &event.canonical, &cause(delivered)).await {
+            Ok(done) => {
+                let orphaned: Vec<BlockHash> = event.orphaned.iter().map(|block| block.hash).collect();
+                projection::remove_block_cards(tx, network.id, &orphaned).await?;
+                bulk::count_reorg(tx, network.id).await?;
+                metrics::counter!("ledger_reorgs_total", "network_id" => network.id.to_string()).increment(1);
+                Ok(self.emitter.append(tx, &done.drafts).await?)
+            }
+            Err(error) => Err(self.refused(error)),
+        }
+    }
+
+    async fn finality(&self, tx: &Tx<'_>, delivered: &Delivered) -> Result<(), HandleError> {
+        let event: FinalityAdvanced = payload(delivered)?;
+        let network = self.adapter(event.network_id)?.network();
+        let done =
+            advance_finality(tx, network, event.finalized_height, Some(event.finalized_hash), &cause(delivered)).await;
+        let done = done.map_err(|error| self.refused(error))?;
+        if !done.quarantined.is_empty() {
+            tracing::error!(network_id = network.id.0, events = done.quarantined.len(), action = "quarantine",
+                "Events that would make a balance negative were set aside.");
+        }
+        Ok(self.emitter.append(tx, &done.drafts).await?)
+    }
+
+    fn refused(&self, error: WorkError) -> HandleError {
+        match error {
+            WorkError::Store(error) => HandleError::Store(error),
+            WorkError::Chain(error) => HandleError::Retry { reason: "the chain could not be asked".into(), source: Some(Box::new(error)) },
+            error @ WorkError::ReorgExpected { .. } => {
+                HandleError::Retry { reason: error.to_string(), source: None }
+            }
+            // The network's key is parked: its later events wait, all other networks go on.
+            error @ WorkError::FinalizedReverted { .. } => HandleError::poison(error.to_string()),
+        }
+    }
+
+    async fn halt_if_final(&self, delivered: &Delivered, error: &HandleError) {
+        if !matches!(error, HandleError::Poison { .. }) || delivered.envelope.event_type != "chain.reorg.detected" {
+            return;
+        }
+        let Ok(event) = payload::<ReorgDetected>(delivered) else { return };
+        let halted = async { cursor::halt(&self.raw.conn().await?, event.network_id, &error.to_string()).await };
+        if let Err(error) = halted.await {
+            tracing::error!(network_id = event.network_id.0, %error, action = "halt", "The halt could not be recorded.");
+        }
+    }
+}
+
+#[async_trait]
+impl Handler for LedgerHandler {
+    fn kind(&self) -> &'static str {
+        "ledger"
+    }
+    fn accepts(&self) -> &'static [Accepts] {
+        &[
+            Accepts { subject: "chain.block.ingested", versions: &[1] },
+            Accepts { subject: "chain.reorg.detected", versions: &[1] },
+            Accepts { subject: "chain.finality.advanced", versions: &[1] },
+        ]
+    }
+    async fn prepare(&self, batch: &[Delivered]) -> Result<(), HandleError> {
+        let mut all = HashMap::new();
+        for delivered in batch.iter().filter(|one| one.envelope.event_type == "chain.block.ingested") {
+            let event: BlockIngested = payload(delivered)?;
+            if let Some(ready) = self.load(&event).await? {
+                all.insert(delivered.event_id(), ready);
+            }
+        }
+        *self.ready.lock().expect("no holder panics") = all;
+        Ok(())
+    }
+    async fn apply(&self, tx: &Tx<'_>, batch: &[Delivered]) -> Result<(), HandleError> {
+        for delivered in batch {
+            let done = match delivered.envelope.event_type.as_str() {
+                "chain.block.ingested" => self.block(tx, delivered).await,
+                "chain.reorg.detected" => self.reorg(tx, delivered).await,
+                _ => self.finality(tx, delivered).await,
+            };
+            if let Err(error) = done {
+                self.halt_if_final(delivered, &error).await;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Deserialize)]
+struct BlockIngested {
+    network_id: NetworkId,
+    height: Height,
+    hash: BlockHash,
+    head_height: Height,
+}
+#[derive(Deserialize)]
+struct ReorgDetected {
+    network_id: NetworkId,
+    orphaned: Vec<BlockRef>,
+    canonical: Vec<BlockRef>,
+}
+#[derive(Deserialize)]
+struct FinalityAdvanced {
+    network_id: NetworkId,
+    finalized_height: Height,
+    finalized_hash: BlockHash,
+}
+
+fn cause(delivered: &Delivered) -> Cause {
+    Cause { id: delivered.envelope.event_id.to_string(), at: delivered.envelope.occurred_at }
+}
+
+fn card(network: NetworkId, block: &RawBlock, events: usize) -> BlockCard {
+    BlockCard {
+        network_id: network,
+        height: block.height,
+        hash: block.hash,
+        parent_hash: block.parent,
+        block_time: block.time,
+        tx_count: block.tx_count.and_then(|count| i32::try_from(count).ok()),
+        event_count: i32::try_from(events).unwrap_or(i32::MAX),
+    }
+}
+
+fn raw_error(error: RawError) -> HandleError {
+    match error {
+        RawError::Store(error) => HandleError::Store(error),
+        error @ RawError::Blob(_) => {
+            HandleError::Retry { reason: "a body could not be read from object storage".into(), source: Some(Box::new(error)) }
+        }
+    }
+}

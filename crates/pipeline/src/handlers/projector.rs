@@ -1,0 +1,86 @@
+//! The one ordered consumer of stream `ledger`: rebuilds the touched keys of the read models and emits what
+//! the live stream shows.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde::Deserialize;
+use tidemark_bus::dispatch::{Accepts, Delivered, HandleError, Handler};
+use tidemark_model::envelope::Envelope;
+use tidemark_model::ids::{Height, HeightRange, NetworkId};
+use tidemark_store::outbox::Emitter;
+use tidemark_store::partitions::{Partitions, Table};
+use tidemark_store::{Db, Tx, projection};
+
+use super::payload;
+use crate::projectors::{self, rebuild_keys, touched};
+
+/// Applies ledger events to the read models.
+pub struct ProjectorHandler {
+    app: Db,
+    partitions: Arc<Partitions>,
+    emitter: Arc<Emitter>,
+}
+
+impl ProjectorHandler {
+    /// A handler for all networks.
+    pub fn new(app: Db, partitions: Arc<Partitions>, emitter: Arc<Emitter>) -> Self {
+        Self { app, partitions, emitter }
+    }
+}
+
+#[derive(Deserialize)]
+struct At {
+    network_id: NetworkId,
+    block_number: Height,
+}
+
+#[async_trait]
+impl Handler for ProjectorHandler {
+    fn kind(&self) -> &'static str {
+        "projector"
+    }
+    fn accepts(&self) -> &'static [Accepts] {
+        &[
+            Accepts { subject: "ledger.event.normalized", versions: &[1] },
+            Accepts { subject: "ledger.event.reverted", versions: &[1] },
+            Accepts { subject: "ledger.ownership.changed", versions: &[1] },
+            Accepts { subject: "ledger.block.normalized", versions: &[1] },
+            Accepts { subject: "ledger.finality.advanced", versions: &[1] },
+        ]
+    }
+    /// The partitions of projection.transfers that the batch needs, with their indexes: readers are there.
+    async fn prepare(&self, batch: &[Delivered]) -> Result<(), HandleError> {
+        let mut conn = None;
+        let mut last = None;
+        for delivered in batch.iter().filter(|one| one.envelope.event_type == "ledger.event.normalized") {
+            let at: At = payload(delivered)?;
+            if last.replace((at.network_id, at.block_number)) == Some((at.network_id, at.block_number)) {
+                continue;
+            }
+            let conn = match &mut conn {
+                Some(conn) => conn,
+                none => none.insert(self.app.conn().await?),
+            };
+            self.partitions.ensure_transfers(conn, at.network_id, HeightRange::one(at.block_number)).await?;
+            self.partitions.ensure_indexed(conn, &[Table::Transfers], at.network_id, at.block_number).await?;
+        }
+        Ok(())
+    }
+    async fn apply(&self, tx: &Tx<'_>, batch: &[Delivered]) -> Result<(), HandleError> {
+        let envelopes: Vec<&Envelope> = batch.iter().map(|delivered| &delivered.envelope).collect();
+        for (network, keys) in touched(&envelopes).map_err(refused)? {
+            let done = rebuild_keys(tx, network, &keys).await.map_err(refused)?;
+            projection::count_activity(tx, network, i64::try_from(keys.events.len()).unwrap_or(i64::MAX)).await?;
+            self.emitter.append(tx, &done.drafts).await?;
+        }
+        Ok(())
+    }
+}
+
+fn refused(error: projectors::WorkError) -> HandleError {
+    match error {
+        projectors::WorkError::Store(error) => HandleError::Store(error),
+        other => HandleError::Retry { reason: other.to_string(), source: None },
+    }
+}

@@ -12,6 +12,7 @@ pub mod applied;
 pub mod blob;
 pub mod buslog;
 pub mod catalog;
+pub mod checks;
 pub mod copy;
 pub mod cursor;
 pub mod db;

@@ -25,7 +25,14 @@ macro_rules! migrations {
     };
 }
 
-migrations!("0001_foundation", "0002_raw", "0003_backbone", "0004_ledger", "0005_projection");
+migrations!(
+    "0001_foundation",
+    "0002_raw",
+    "0003_backbone",
+    "0004_ledger",
+    "0005_projection",
+    "0008_ledger_blocks"
+);
 
 /// What [`run`] did.
 #[derive(Debug, Default, PartialEq, Eq)]

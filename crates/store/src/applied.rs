@@ -1,1 +1,103 @@
-//! ledger.applied_events: claims.
+//! Who has applied which event (S0 §4). A claim and its effect commit together; a revert releases the claim,
+//! so that the event can be applied again when it comes back.
+
+use std::collections::BTreeSet;
+
+use tidemark_model::ids::{EventId, NetworkId};
+use uuid::Uuid;
+
+use crate::db::{Conn, StoreError, Tx};
+
+const CLAIM: &str = "
+    insert into ledger.applied_events (consumer, normalized_event_id)
+    select $1, u.id from unnest($2::uuid[]) u (id) order by u.id
+    on conflict (consumer, normalized_event_id) do nothing
+    returning normalized_event_id";
+
+/// Claims events for a consumer; gives those that nobody had claimed. Only they may be applied.
+pub async fn claim(tx: &Tx<'_>, consumer: &str, events: &[EventId]) -> Result<BTreeSet<EventId>, StoreError> {
+    if events.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let ids = uuids(events);
+    let rows = tx.query("claim events", CLAIM, &[&consumer, &ids]).await?;
+    Ok(rows.iter().map(|row| EventId(row.get(0))).collect())
+}
+
+const RELEASE: &str = "delete from ledger.applied_events where normalized_event_id = any($1)";
+const RELEASE_ONE: &str =
+    "delete from ledger.applied_events where consumer = $2 and normalized_event_id = any($1)";
+const RELEASE_ARCHIVED: &str =
+    "delete from ledger.applied_events_archive where normalized_event_id = any($1)";
+
+/// Releases all consumers' claims on events that were undone.
+pub async fn release(tx: &Tx<'_>, events: &[EventId]) -> Result<u64, StoreError> {
+    if events.is_empty() {
+        return Ok(0);
+    }
+    let ids = uuids(events);
+    let live = tx.execute("release claims", RELEASE, &[&ids]).await?;
+    Ok(live + tx.execute("release archived claims", RELEASE_ARCHIVED, &[&ids]).await?)
+}
+
+/// Releases one consumer's claims on events it could not apply.
+pub async fn release_one(tx: &Tx<'_>, consumer: &str, events: &[EventId]) -> Result<u64, StoreError> {
+    if events.is_empty() {
+        return Ok(0);
+    }
+    tx.execute("release claims of one consumer", RELEASE_ONE, &[&uuids(events), &consumer]).await
+}
+
+const WAS_APPLIED: &str = "
+    select u.id
+      from unnest($3::uuid[]) u (id)
+     where exists (select 1 from ledger.applied_events a
+                    where a.consumer = $1 and a.normalized_event_id = u.id)
+        or exists (select 1 from ledger.applied_events_archive a
+                    where a.consumer = $1 and a.normalized_event_id = u.id)
+        or exists (select 1
+                     from ledger.normalized_event_keys k
+                     join ledger.network_progress p on p.network_id = k.network_id
+                    where k.normalized_event_id = u.id and k.network_id = $2
+                      and k.block_number <= p.history_height
+                      and k.finality_status = 'finalized' and not k.is_reverted)";
+
+/// Which of these events the consumer has applied: by a claim, by an archived claim, or because their block
+/// lies in the history that was applied in bulk.
+pub async fn was_applied(
+    conn: &Conn,
+    consumer: &str,
+    network: NetworkId,
+    events: &[EventId],
+) -> Result<BTreeSet<EventId>, StoreError> {
+    let rows = conn.query("read claims", WAS_APPLIED, &[&consumer, &network.0, &uuids(events)]).await?;
+    Ok(rows.iter().map(|row| EventId(row.get(0))).collect())
+}
+
+const ARCHIVE: &str = "
+    with old as (
+        select consumer, normalized_event_id from ledger.applied_events
+         where applied_at < now() - make_interval(days => $1)
+         limit $2
+    ), moved as (
+        delete from ledger.applied_events a using old
+         where a.consumer = old.consumer and a.normalized_event_id = old.normalized_event_id
+        returning a.consumer, a.normalized_event_id, a.applied_at
+    )
+    insert into ledger.applied_events_archive (consumer, normalized_event_id, applied_at)
+    select consumer, normalized_event_id, applied_at from moved
+    on conflict (consumer, normalized_event_id) do nothing";
+
+/// Claims older than this many days go to the archive (S0 §4).
+pub const ARCHIVE_AFTER_DAYS: i32 = 90;
+
+/// Moves at most `at_most` claims older than `days` to the archive; call until it gives zero.
+pub async fn archive(tx: &Tx<'_>, days: i32, at_most: i64) -> Result<u64, StoreError> {
+    tx.execute("archive claims", ARCHIVE, &[&days, &at_most]).await
+}
+
+fn uuids(events: &[EventId]) -> Vec<Uuid> {
+    let mut ids: Vec<Uuid> = events.iter().map(|id| id.0).collect();
+    ids.sort_unstable();
+    ids
+}

@@ -1,1 +1,1009 @@
-//! ledger.normalized_*: keys, events, deltas.
+//! The event log: keys, events, deltas, and what is still open above finality. Every statement takes a whole
+//! set; ids are sorted before they are written. A finalized row is never touched here except by a rewind.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use alloy_primitives::U256;
+use tidemark_model::chain::{BlockRef, EventKind, Standard};
+use tidemark_model::finality::FinalityStatus;
+use tidemark_model::ids::{
+    AccountId, AssetId, BlockHash, CollectionId, EventId, Height, NetworkId, SourceEventId, TxId,
+};
+use tidemark_model::quantity::{SignedQty, parse_decimal};
+use time::OffsetDateTime;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use crate::db::{StoreError, Tx};
+
+/// One movement of an event, as stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaRow {
+    /// What moved.
+    pub asset: AssetId,
+    /// Who lost it; none for mints and openings.
+    pub from: Option<AccountId>,
+    /// Who gained it; none for burns.
+    pub to: Option<AccountId>,
+    /// How much, without sign.
+    pub qty: U256,
+}
+
+impl DeltaRow {
+    /// The signed form of the table: negative for burns (design.md §5).
+    pub fn signed(&self) -> SignedQty {
+        if self.to.is_none() { SignedQty::loss(self.qty) } else { SignedQty::gain(self.qty) }
+    }
+}
+
+/// A canonical event, ready to be written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NormalizedRow {
+    /// uuidv5 of the next two.
+    pub id: EventId,
+    /// Chain-native identity.
+    pub source_event_id: SourceEventId,
+    /// Position within a batch event.
+    pub sub_index: u32,
+    /// Kind.
+    pub kind: EventKind,
+    /// Asset, for asset events.
+    pub asset: Option<AssetId>,
+    /// Its collection.
+    pub collection: Option<CollectionId>,
+    /// Block.
+    pub block: BlockRef,
+    /// Transaction.
+    pub tx_hash: TxId,
+    /// Index in the block; -1 for openings, which come before everything in their block.
+    pub event_index: i32,
+    /// Block time.
+    pub event_time: OffsetDateTime,
+    /// `Reverted` for late events of orphaned blocks.
+    pub status: FinalityStatus,
+    /// Where the payload lies, if it was offloaded.
+    pub blob_ref: Option<String>,
+    /// The movement, if it moves anything.
+    pub delta: Option<DeltaRow>,
+}
+
+/// What [`upsert_events`] did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Upserted {
+    /// Events that were inserted, or moved to another block, or came back.
+    pub changed: BTreeSet<EventId>,
+    /// Assets whose open legs changed, also those that an event no longer names.
+    pub touched: BTreeSet<AssetId>,
+    /// Events that say something else now although their block is the same: kept as first written.
+    pub contradicted: BTreeSet<EventId>,
+}
+
+// The same event in another block overwrites where it is. A late event of an orphaned block never overwrites
+// one that lives elsewhere, finality within a block never regresses, a finalized row is never touched.
+const UPSERT_KEYS: &str = "
+    insert into ledger.normalized_event_keys as k
+        (normalized_event_id, event_uid, source_event_id, sub_index, network_id, block_number, block_hash,
+         finality_status, is_reverted)
+    select u.id, u.uid, u.source, u.sub, $1, u.block_number, u.block_hash,
+           u.status::ledger.event_finality_status, u.status = 'reverted'
+      from unnest($2::uuid[], $3::bytea[], $4::text[], $5::text[], $6::bigint[], $7::bytea[], $8::text[])
+           u (id, uid, source, sub, block_number, block_hash, status)
+     order by u.id
+    on conflict (normalized_event_id) do update
+       set block_number = excluded.block_number, block_hash = excluded.block_hash,
+           finality_status = excluded.finality_status, is_reverted = excluded.is_reverted
+     where k.finality_status <> 'finalized'
+       and case when excluded.is_reverted
+                then not k.is_reverted and k.block_hash = excluded.block_hash
+                else k.is_reverted or k.block_hash <> excluded.block_hash
+                     or k.finality_status < excluded.finality_status
+           end
+    returning normalized_event_id";
+
+// Executed again in another block a transaction may log something else under the same name: what the event
+// says follows its block.
+const UPSERT_EVENTS: &str = "
+    insert into ledger.normalized_events as e
+        (id, source_event_id, sub_index, network_id, event_kind, asset_id, collection_id, block_number,
+         block_hash, tx_hash, event_index, event_time, finality_status, is_reverted, blob_ref)
+    select u.id, u.source, u.sub, $1, u.kind::ledger.event_kind, u.asset, u.collection, u.block_number,
+           u.block_hash, u.tx_hash, u.event_index, u.event_time, u.status::ledger.event_finality_status,
+           u.status = 'reverted', u.blob_ref
+      from unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::uuid[], $8::bigint[],
+                  $9::bytea[], $10::bytea[], $11::int[], $12::timestamptz[], $13::text[], $14::text[])
+           u (id, source, sub, kind, asset, collection, block_number, block_hash, tx_hash, event_index,
+              event_time, status, blob_ref)
+     order by u.id
+    on conflict (network_id, id) do update
+       set event_kind = excluded.event_kind, asset_id = excluded.asset_id,
+           collection_id = excluded.collection_id, block_number = excluded.block_number,
+           block_hash = excluded.block_hash, tx_hash = excluded.tx_hash,
+           event_index = excluded.event_index, event_time = excluded.event_time,
+           finality_status = excluded.finality_status, is_reverted = excluded.is_reverted,
+           blob_ref = excluded.blob_ref
+     where e.finality_status <> 'finalized'";
+
+const UPSERT_DELTAS: &str = "
+    insert into ledger.normalized_event_deltas as d
+        (normalized_event_id, delta_index, asset_id, from_account_id, to_account_id, qty_delta)
+    select u.id, 0, u.asset, u.sender, u.receiver, u.qty::numeric
+      from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::text[]) u (id, asset, sender, receiver, qty)
+     order by u.id
+    on conflict (normalized_event_id, delta_index) do update
+       set asset_id = excluded.asset_id, from_account_id = excluded.from_account_id,
+           to_account_id = excluded.to_account_id, qty_delta = excluded.qty_delta
+     where (d.asset_id, d.from_account_id, d.to_account_id, d.qty_delta) is distinct from
+           (excluded.asset_id, excluded.from_account_id, excluded.to_account_id, excluded.qty_delta)";
+
+const DROP_DELTAS: &str = "delete from ledger.normalized_event_deltas where normalized_event_id = any($1)";
+
+const CONTRADICTED: &str = "
+    select u.id
+      from unnest($1::uuid[], $2::bytea[], $3::uuid[], $4::uuid[], $5::uuid[], $6::text[])
+           u (id, block_hash, asset, sender, receiver, qty)
+      join ledger.normalized_event_keys k on k.normalized_event_id = u.id and k.block_hash = u.block_hash
+      left join ledger.normalized_event_deltas d on d.normalized_event_id = u.id and d.delta_index = 0
+     where (d.asset_id, d.from_account_id, d.to_account_id, d.qty_delta) is distinct from
+           (u.asset, u.sender, u.receiver, u.qty::numeric)";
+
+/// Writes events with their movements. `rows` hold each id once. Gives what really changed.
+pub async fn upsert_events(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    rows: &[NormalizedRow],
+) -> Result<Upserted, StoreError> {
+    if rows.is_empty() {
+        return Ok(Upserted::default());
+    }
+    let mut rows: Vec<&NormalizedRow> = rows.iter().collect();
+    rows.sort_by_key(|row| row.id);
+    let changed = upsert_keys(tx, network, &rows).await?;
+    let (moved, same): (Vec<&NormalizedRow>, Vec<&NormalizedRow>) =
+        rows.into_iter().partition(|row| changed.contains(&row.id));
+    let contradicted = contradicted(tx, &same).await?;
+    let mut touched: BTreeSet<AssetId> = BTreeSet::new();
+    if !moved.is_empty() {
+        let ids: Vec<EventId> = moved.iter().map(|row| row.id).collect();
+        touched.extend(drop_open_legs(tx, &ids).await?);
+        write_events(tx, network, &moved).await?;
+        write_deltas(tx, &moved).await?;
+        insert_open_legs(tx, &ids).await?;
+        let standing = moved.iter().filter(|row| row.status != FinalityStatus::Reverted);
+        touched.extend(standing.filter_map(|row| row.asset));
+    }
+    Ok(Upserted { changed, touched, contradicted })
+}
+
+async fn upsert_keys(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    rows: &[&NormalizedRow],
+) -> Result<BTreeSet<EventId>, StoreError> {
+    let ids: Vec<Uuid> = rows.iter().map(|row| row.id.0).collect();
+    let uids: Vec<Vec<u8>> = rows
+        .iter()
+        .map(|row| tidemark_model::ids::event_uid(&row.source_event_id, row.sub_index).to_vec())
+        .collect();
+    let sources: Vec<&str> = rows.iter().map(|row| row.source_event_id.as_str()).collect();
+    let subs: Vec<String> = rows.iter().map(|row| row.sub_index.to_string()).collect();
+    let numbers: Vec<i64> = rows.iter().map(|row| row.block.height.as_i64()).collect();
+    let hashes: Vec<&[u8]> = rows.iter().map(|row| row.block.hash.0.as_slice()).collect();
+    let statuses: Vec<&str> = rows.iter().map(|row| row.status.as_str()).collect();
+    let changed = tx
+        .query(
+            "write event keys",
+            UPSERT_KEYS,
+            &[&network.0, &ids, &uids, &sources, &subs, &numbers, &hashes, &statuses],
+        )
+        .await?;
+    Ok(changed.iter().map(|row| EventId(row.get(0))).collect())
+}
+
+async fn write_events(tx: &Tx<'_>, network: NetworkId, rows: &[&NormalizedRow]) -> Result<u64, StoreError> {
+    let ids: Vec<Uuid> = rows.iter().map(|row| row.id.0).collect();
+    let sources: Vec<&str> = rows.iter().map(|row| row.source_event_id.as_str()).collect();
+    let subs: Vec<String> = rows.iter().map(|row| row.sub_index.to_string()).collect();
+    let kinds: Vec<&str> = rows.iter().map(|row| row.kind.as_str()).collect();
+    let assets: Vec<Option<Uuid>> = rows.iter().map(|row| row.asset.map(|id| id.0)).collect();
+    let collections: Vec<Option<Uuid>> = rows.iter().map(|row| row.collection.map(|id| id.0)).collect();
+    let numbers: Vec<i64> = rows.iter().map(|row| row.block.height.as_i64()).collect();
+    let hashes: Vec<&[u8]> = rows.iter().map(|row| row.block.hash.0.as_slice()).collect();
+    let transactions: Vec<&[u8]> = rows.iter().map(|row| row.tx_hash.as_bytes()).collect();
+    let indexes: Vec<i32> = rows.iter().map(|row| row.event_index).collect();
+    let times: Vec<OffsetDateTime> = rows.iter().map(|row| row.event_time).collect();
+    let statuses: Vec<&str> = rows.iter().map(|row| row.status.as_str()).collect();
+    let blobs: Vec<Option<&str>> = rows.iter().map(|row| row.blob_ref.as_deref()).collect();
+    tx.execute(
+        "write events",
+        UPSERT_EVENTS,
+        &[
+            &network.0,
+            &ids,
+            &sources,
+            &subs,
+            &kinds,
+            &assets,
+            &collections,
+            &numbers,
+            &hashes,
+            &transactions,
+            &indexes,
+            &times,
+            &statuses,
+            &blobs,
+        ],
+    )
+    .await
+}
+
+/// Columns of movements, in step with their rows.
+struct DeltaColumns {
+    ids: Vec<Uuid>,
+    assets: Vec<Option<Uuid>>,
+    senders: Vec<Option<Uuid>>,
+    receivers: Vec<Option<Uuid>>,
+    quantities: Vec<Option<String>>,
+}
+
+fn delta_columns<'a>(rows: impl Iterator<Item = &'a NormalizedRow> + Clone) -> DeltaColumns {
+    let delta = |row: &'a NormalizedRow| row.delta.as_ref();
+    DeltaColumns {
+        ids: rows.clone().map(|row| row.id.0).collect(),
+        assets: rows.clone().map(|row| delta(row).map(|delta| delta.asset.0)).collect(),
+        senders: rows.clone().map(|row| delta(row).and_then(|delta| delta.from).map(|id| id.0)).collect(),
+        receivers: rows.clone().map(|row| delta(row).and_then(|delta| delta.to).map(|id| id.0)).collect(),
+        quantities: rows.map(|row| delta(row).map(|delta| delta.signed().to_string())).collect(),
+    }
+}
+
+async fn write_deltas(tx: &Tx<'_>, rows: &[&NormalizedRow]) -> Result<(), StoreError> {
+    let still: Vec<Uuid> = rows.iter().filter(|row| row.delta.is_none()).map(|row| row.id.0).collect();
+    if !still.is_empty() {
+        tx.execute("drop movements that are no more", DROP_DELTAS, &[&still]).await?;
+    }
+    let columns = delta_columns(rows.iter().copied().filter(|row| row.delta.is_some()));
+    if !columns.ids.is_empty() {
+        let DeltaColumns { ids, assets, senders, receivers, quantities } = columns;
+        tx.execute("write movements", UPSERT_DELTAS, &[&ids, &assets, &senders, &receivers, &quantities])
+            .await?;
+    }
+    Ok(())
+}
+
+async fn contradicted(tx: &Tx<'_>, rows: &[&NormalizedRow]) -> Result<BTreeSet<EventId>, StoreError> {
+    if rows.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let hashes: Vec<&[u8]> = rows.iter().map(|row| row.block.hash.0.as_slice()).collect();
+    let DeltaColumns { ids, assets, senders, receivers, quantities } = delta_columns(rows.iter().copied());
+    let found = tx
+        .query(
+            "compare movements",
+            CONTRADICTED,
+            &[&ids, &hashes, &assets, &senders, &receivers, &quantities],
+        )
+        .await?;
+    Ok(found.iter().map(|row| EventId(row.get(0))).collect())
+}
+
+const DROP_OPEN_LEGS: &str = "
+    delete from ledger.unfinalized_deltas where normalized_event_id = any($1) returning asset_id";
+
+/// Takes the legs of events out of what is open; gives the assets they were about.
+pub async fn drop_open_legs(tx: &Tx<'_>, events: &[EventId]) -> Result<BTreeSet<AssetId>, StoreError> {
+    if events.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let rows = tx.query("drop open legs", DROP_OPEN_LEGS, &[&uuids(events)]).await?;
+    Ok(rows.iter().map(|row| AssetId(row.get(0))).collect())
+}
+
+const INSERT_OPEN_LEGS: &str = "
+    insert into ledger.unfinalized_deltas
+        (asset_id, account_id, normalized_event_id, leg, network_id, block_number, qty_delta)
+    select d.asset_id, l.account_id, d.normalized_event_id, l.leg, k.network_id, k.block_number, l.qty
+      from unnest($1::uuid[]) u (id)
+      join ledger.normalized_event_keys k
+        on k.normalized_event_id = u.id and not k.is_reverted and k.finality_status <> 'finalized'
+      join ledger.normalized_event_deltas d on d.normalized_event_id = u.id
+     cross join lateral (values (0::smallint, d.from_account_id, -abs(d.qty_delta)),
+                                (1::smallint, d.to_account_id, abs(d.qty_delta))) l (leg, account_id, qty)
+     where l.account_id is not null and l.qty <> 0
+     order by 1, 2, 3, 4
+    on conflict (asset_id, account_id, normalized_event_id, leg) do update
+       set block_number = excluded.block_number, qty_delta = excluded.qty_delta";
+
+/// Puts the legs of those events that are neither final nor reverted among what is open. A movement of
+/// nothing has no legs.
+pub async fn insert_open_legs(tx: &Tx<'_>, events: &[EventId]) -> Result<u64, StoreError> {
+    if events.is_empty() {
+        return Ok(0);
+    }
+    tx.execute("insert open legs", INSERT_OPEN_LEGS, &[&uuids(events)]).await
+}
+
+/// What the ledger believes of a network. Heights are -1 before the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Newest block such that it and all below it are normalized.
+    pub head: i64,
+    /// Applied to ownership_current up to here.
+    pub finalized: i64,
+    /// As the chain reported it; may be ahead of what is normalized.
+    pub reported: i64,
+    /// Applied in bulk, without claims, up to here.
+    pub history: i64,
+}
+
+const CREATE_PROGRESS: &str = "
+    insert into ledger.network_progress (network_id, head_height) values ($1, $2)
+    on conflict (network_id) do nothing";
+const LOCK_PROGRESS: &str = "
+    select head_height, finalized_height, reported_finalized, history_height
+      from ledger.network_progress where network_id = $1 for update";
+
+/// Locks a network's row first of all, so that workers of one network take turns. A network that starts at
+/// block N begins with N - 1 as its head.
+pub async fn lock_progress(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    start_block: Height,
+) -> Result<Progress, StoreError> {
+    let row = match tx.query_opt("lock the network's progress", LOCK_PROGRESS, &[&network.0]).await? {
+        Some(row) => row,
+        None => {
+            let head = start_block.as_i64() - 1;
+            tx.execute("create the network's progress", CREATE_PROGRESS, &[&network.0, &head]).await?;
+            tx.query_one("lock the network's progress", LOCK_PROGRESS, &[&network.0]).await?
+        }
+    };
+    Ok(Progress { head: row.get(0), finalized: row.get(1), reported: row.get(2), history: row.get(3) })
+}
+
+const SET_PROGRESS: &str = "
+    update ledger.network_progress
+       set head_height = $2, finalized_height = $3, reported_finalized = $4, history_height = $5,
+           updated_at = now()
+     where network_id = $1";
+
+/// Writes progress back; the caller holds the lock.
+pub async fn set_progress(tx: &Tx<'_>, network: NetworkId, progress: &Progress) -> Result<(), StoreError> {
+    let Progress { head, finalized, reported, history } = progress;
+    tx.execute("set the network's progress", SET_PROGRESS, &[&network.0, head, finalized, reported, history])
+        .await?;
+    Ok(())
+}
+
+const RECORD_BLOCK: &str = "
+    insert into ledger.recent_blocks (network_id, block_hash, block_number) values ($1, $2, $3)
+    on conflict (network_id, block_hash) do nothing";
+
+/// Remembers that a block's events are normalized; false if it was known.
+pub async fn record_block(tx: &Tx<'_>, network: NetworkId, block: &BlockRef) -> Result<bool, StoreError> {
+    let height = block.height.as_i64();
+    let new =
+        tx.execute("record a block", RECORD_BLOCK, &[&network.0, &block.hash.0.as_slice(), &height]).await?;
+    Ok(new > 0)
+}
+
+const RECENT_ABOVE: &str = "
+    select block_number, block_hash from ledger.recent_blocks
+     where network_id = $1 and block_number > $2
+     order by block_number, block_hash";
+
+/// Normalized blocks above a height, lowest first.
+pub async fn recent_above(tx: &Tx<'_>, network: NetworkId, above: i64) -> Result<Vec<BlockRef>, StoreError> {
+    let rows = tx.query("read recent blocks", RECENT_ABOVE, &[&network.0, &above]).await?;
+    rows.iter()
+        .map(|row| Ok(BlockRef { height: Height::from_i64(row.get(0)), hash: hash(row, 1)? }))
+        .collect()
+}
+
+const FORGET_BLOCKS: &str = "delete from ledger.recent_blocks where network_id = $1 and block_number < $2";
+
+/// Forgets recent blocks below a height.
+pub async fn forget_blocks_below(tx: &Tx<'_>, network: NetworkId, below: i64) -> Result<u64, StoreError> {
+    tx.execute("forget old blocks", FORGET_BLOCKS, &[&network.0, &below]).await
+}
+
+const RECENT_AMONG: &str = "
+    select block_number, block_hash from ledger.recent_blocks
+     where network_id = $1 and block_hash = any($2) order by block_number";
+
+/// Which of these hashes belong to blocks we have normalized.
+pub async fn recent_among(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    hashes: &[BlockHash],
+) -> Result<Vec<BlockRef>, StoreError> {
+    let hashes: Vec<&[u8]> = hashes.iter().map(|hash| hash.0.as_slice()).collect();
+    let rows = tx.query("look for recent blocks", RECENT_AMONG, &[&network.0, &hashes]).await?;
+    rows.iter()
+        .map(|row| Ok(BlockRef { height: Height::from_i64(row.get(0)), hash: hash(row, 1)? }))
+        .collect()
+}
+
+const ORPHANED_AMONG: &str =
+    "select block_hash from ledger.orphaned_blocks where network_id = $1 and block_hash = any($2)";
+
+/// Which of these blocks have left the canonical chain.
+pub async fn orphaned_among(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    hashes: &BTreeSet<BlockHash>,
+) -> Result<BTreeSet<BlockHash>, StoreError> {
+    let hashes: Vec<&[u8]> = hashes.iter().map(|hash| hash.0.as_slice()).collect();
+    let rows = tx.query("look for orphaned blocks", ORPHANED_AMONG, &[&network.0, &hashes]).await?;
+    rows.iter().map(|row| hash(row, 0)).collect()
+}
+
+const RECORD_ORPHANS: &str = "
+    insert into ledger.orphaned_blocks (network_id, block_hash, block_number)
+    select $1, u.hash, u.number from unnest($2::bytea[], $3::bigint[]) u (hash, number)
+     order by u.hash
+    on conflict (network_id, block_hash) do nothing";
+const FORGET_RECENT: &str = "delete from ledger.recent_blocks where network_id = $1 and block_hash = any($2)";
+const FORGET_ORPHANS: &str =
+    "delete from ledger.orphaned_blocks where network_id = $1 and block_hash = any($2)";
+
+/// Records which blocks left the chain and which are on it.
+pub async fn swap_branches(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    orphaned: &[BlockRef],
+    canonical: &[BlockRef],
+) -> Result<(), StoreError> {
+    let (hashes, numbers) = hashes_and_heights(orphaned);
+    tx.execute("record orphaned blocks", RECORD_ORPHANS, &[&network.0, &hashes, &numbers]).await?;
+    tx.execute("forget orphaned blocks", FORGET_RECENT, &[&network.0, &hashes]).await?;
+    let (hashes, _) = hashes_and_heights(canonical);
+    tx.execute("restore canonical blocks", FORGET_ORPHANS, &[&network.0, &hashes]).await?;
+    Ok(())
+}
+
+const REVERT: &str = "
+    with reverted as (
+        update ledger.normalized_event_keys
+           set finality_status = 'reverted', is_reverted = true
+         where network_id = $1 and block_number = any($3) and block_hash = any($2)
+           and finality_status <> 'finalized' and not is_reverted
+        returning normalized_event_id
+    )
+    update ledger.normalized_events e
+       set finality_status = 'reverted', is_reverted = true
+      from reverted r
+     where e.network_id = $1 and e.id = r.normalized_event_id
+    returning e.id, e.event_kind::text, e.asset_id, e.collection_id, e.block_number, e.block_hash,
+              e.event_time";
+
+/// An event that a reorg touched.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TouchedEvent {
+    /// The event.
+    pub id: EventId,
+    /// Its kind.
+    pub kind: EventKind,
+    /// Its asset.
+    pub asset: Option<AssetId>,
+    /// Its collection.
+    pub collection: Option<CollectionId>,
+    /// Its block.
+    pub block: BlockRef,
+    /// Its time.
+    pub event_time: OffsetDateTime,
+}
+
+/// Marks the open events of these blocks reverted, matched by hash; gives them sorted by id.
+pub async fn revert_blocks(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    blocks: &[BlockRef],
+) -> Result<Vec<TouchedEvent>, StoreError> {
+    let (hashes, numbers) = hashes_and_heights(blocks);
+    let rows = tx.query("revert the events of blocks", REVERT, &[&network.0, &hashes, &numbers]).await?;
+    touched_events(&rows)
+}
+
+const RESTORE: &str = "
+    with restored as (
+        update ledger.normalized_event_keys
+           set finality_status = 'pending', is_reverted = false
+         where network_id = $1 and block_number = any($3) and block_hash = any($2)
+           and finality_status <> 'finalized' and is_reverted
+        returning normalized_event_id
+    )
+    update ledger.normalized_events e
+       set finality_status = 'pending', is_reverted = false
+      from restored r
+     where e.network_id = $1 and e.id = r.normalized_event_id
+    returning e.id, e.event_kind::text, e.asset_id, e.collection_id, e.block_number, e.block_hash,
+              e.event_time";
+
+/// Takes the revert of these blocks' events back: the blocks are canonical again.
+pub async fn restore_blocks(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    blocks: &[BlockRef],
+) -> Result<Vec<TouchedEvent>, StoreError> {
+    let (hashes, numbers) = hashes_and_heights(blocks);
+    let rows = tx.query("restore the events of blocks", RESTORE, &[&network.0, &hashes, &numbers]).await?;
+    touched_events(&rows)
+}
+
+const REHOME_OPENINGS: &str = "
+    with homeless as (
+        select d.normalized_event_id, d.asset_id, d.to_account_id
+          from unnest($2::uuid[]) u (id)
+          join ledger.normalized_event_deltas d on d.normalized_event_id = u.id
+    ), homes as (
+        select distinct on (h.normalized_event_id)
+               h.normalized_event_id, k.block_number, k.block_hash, k.finality_status, e.event_time
+          from homeless h
+          join ledger.unfinalized_deltas l on l.asset_id = h.asset_id and l.account_id = h.to_account_id
+          join ledger.normalized_event_keys k on k.normalized_event_id = l.normalized_event_id
+          join ledger.normalized_events e on e.network_id = $1 and e.id = k.normalized_event_id
+         order by h.normalized_event_id, k.block_number
+    ), keys as (
+        update ledger.normalized_event_keys k
+           set block_number = h.block_number, block_hash = h.block_hash, is_reverted = false,
+               finality_status = h.finality_status
+          from homes h
+         where k.normalized_event_id = h.normalized_event_id
+    )
+    update ledger.normalized_events e
+       set block_number = h.block_number, block_hash = h.block_hash, is_reverted = false,
+           finality_status = h.finality_status, event_time = h.event_time
+      from homes h
+     where e.network_id = $1 and e.id = h.normalized_event_id
+    returning e.id";
+
+/// Moves reverted openings to the block of the first open event that still needs them. Gives those moved.
+pub async fn rehome_openings(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    openings: &[EventId],
+) -> Result<Vec<EventId>, StoreError> {
+    if openings.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows = tx.query("rehome openings", REHOME_OPENINGS, &[&network.0, &uuids(openings)]).await?;
+    let moved: Vec<EventId> = rows.iter().map(|row| EventId(row.get(0))).collect();
+    insert_open_legs(tx, &moved).await?;
+    Ok(moved)
+}
+
+const FINALIZE: &str = "
+    with final as (
+        update ledger.normalized_event_keys
+           set finality_status = 'finalized'
+         where network_id = $1 and block_number <= $2 and finality_status <> 'finalized'
+           and finality_status in ('pending', 'confirmed') and not is_reverted
+        returning normalized_event_id
+    )
+    update ledger.normalized_events e
+       set finality_status = 'finalized'
+      from final f
+     where e.network_id = $1 and e.id = f.normalized_event_id
+    returning e.id";
+
+/// Makes all canonical events at or below a height final, in one statement; gives them.
+pub async fn finalize_through(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    height: i64,
+) -> Result<Vec<EventId>, StoreError> {
+    let rows = tx.query("finalize events", FINALIZE, &[&network.0, &height]).await?;
+    let mut ids: Vec<EventId> = rows.iter().map(|row| EventId(row.get(0))).collect();
+    ids.sort_unstable();
+    Ok(ids)
+}
+
+const CONFIRM: &str = "
+    with confirmed as (
+        update ledger.normalized_event_keys
+           set finality_status = 'confirmed'
+         where network_id = $1 and block_number > $2 and block_number <= $3
+           and finality_status <> 'finalized' and finality_status = 'pending' and not is_reverted
+        returning normalized_event_id
+    )
+    update ledger.normalized_events e
+       set finality_status = 'confirmed'
+      from confirmed c
+     where e.network_id = $1 and e.id = c.normalized_event_id
+    returning e.asset_id";
+
+/// Makes pending events in `above..=through` confirmed; gives their assets and how many they were.
+pub async fn confirm_through(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    above: i64,
+    through: i64,
+) -> Result<(BTreeSet<AssetId>, usize), StoreError> {
+    let rows = tx.query("confirm events", CONFIRM, &[&network.0, &above, &through]).await?;
+    Ok((rows.iter().filter_map(|row| row.get::<_, Option<Uuid>>(0)).map(AssetId).collect(), rows.len()))
+}
+
+/// A movement with all that applying it needs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MovementRow {
+    /// The event.
+    pub event: EventId,
+    /// Chain-native identity.
+    pub source_event_id: SourceEventId,
+    /// Kind.
+    pub kind: EventKind,
+    /// The movement.
+    pub delta: DeltaRow,
+    /// The asset's collection.
+    pub collection: CollectionId,
+    /// The asset's standard.
+    pub standard: Standard,
+    /// Block.
+    pub block: BlockRef,
+    /// Index in the block.
+    pub event_index: i32,
+    /// Block time.
+    pub event_time: OffsetDateTime,
+}
+
+const MOVEMENTS: &str = "
+    select e.id, e.source_event_id, e.event_kind::text, d.asset_id, d.from_account_id, d.to_account_id,
+           abs(d.qty_delta)::text, a.collection_id, a.standard_id, e.block_number, e.block_hash, e.event_index,
+           e.event_time
+      from unnest($2::uuid[]) u (id)
+      join ledger.normalized_events e on e.network_id = $1 and e.id = u.id
+      join ledger.normalized_event_deltas d on d.normalized_event_id = u.id
+      join catalog.assets a on a.id = d.asset_id
+     order by e.block_number, e.event_index, e.sub_index::bigint, e.id";
+
+/// The movements of events, in the chain's order.
+pub async fn movements(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    events: &[EventId],
+) -> Result<Vec<MovementRow>, StoreError> {
+    if events.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows = tx.query("read movements", MOVEMENTS, &[&network.0, &uuids(events)]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(MovementRow {
+                event: EventId(row.get(0)),
+                source_event_id: SourceEventId::from_stored(row.get(1)),
+                kind: parsed(row, 2)?,
+                delta: DeltaRow {
+                    asset: AssetId(row.get(3)),
+                    from: row.get::<_, Option<Uuid>>(4).map(AccountId),
+                    to: row.get::<_, Option<Uuid>>(5).map(AccountId),
+                    qty: quantity(row, 6)?,
+                },
+                collection: CollectionId(row.get(7)),
+                standard: parsed(row, 8)?,
+                block: BlockRef { height: Height::from_i64(row.get(9)), hash: hash(row, 10)? },
+                event_index: row.get(11),
+                event_time: row.get(12),
+            })
+        })
+        .collect()
+}
+
+const READ_EVENTS: &str = "
+    select e.id, e.source_event_id, e.sub_index, e.event_kind::text, e.asset_id, e.collection_id,
+           e.block_number, e.block_hash, e.tx_hash, e.event_index, e.event_time, e.finality_status::text,
+           e.blob_ref, d.asset_id, d.from_account_id, d.to_account_id, abs(d.qty_delta)::text
+      from unnest($2::uuid[]) u (id)
+      join ledger.normalized_events e on e.network_id = $1 and e.id = u.id
+      left join ledger.normalized_event_deltas d on d.normalized_event_id = u.id
+     order by e.block_number, e.event_index, e.sub_index::bigint, e.id";
+
+/// Events as they are stored, in the chain's order.
+pub async fn read_events(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    events: &[EventId],
+) -> Result<Vec<NormalizedRow>, StoreError> {
+    if events.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows = tx.query("read events", READ_EVENTS, &[&network.0, &uuids(events)]).await?;
+    rows.iter()
+        .map(|row| {
+            let delta = match row.get::<_, Option<Uuid>>(13) {
+                None => None,
+                Some(asset) => Some(DeltaRow {
+                    asset: AssetId(asset),
+                    from: row.get::<_, Option<Uuid>>(14).map(AccountId),
+                    to: row.get::<_, Option<Uuid>>(15).map(AccountId),
+                    qty: quantity(row, 16)?,
+                }),
+            };
+            Ok(NormalizedRow {
+                id: EventId(row.get(0)),
+                source_event_id: SourceEventId::from_stored(row.get(1)),
+                sub_index: parsed(row, 2)?,
+                kind: parsed(row, 3)?,
+                asset: row.get::<_, Option<Uuid>>(4).map(AssetId),
+                collection: row.get::<_, Option<Uuid>>(5).map(CollectionId),
+                block: BlockRef { height: Height::from_i64(row.get(6)), hash: hash(row, 7)? },
+                tx_hash: TxId::from_slice(row.get(8)).ok_or_else(|| corrupt(row, 8))?,
+                event_index: row.get(9),
+                event_time: row.get(10),
+                status: parsed(row, 11)?,
+                blob_ref: row.get(12),
+                delta,
+            })
+        })
+        .collect()
+}
+
+const FIRST_SEEN: &str = "
+    select u.asset from unnest($1::uuid[]) u (asset)
+     where not exists (
+        select 1 from ledger.normalized_event_deltas d
+          join ledger.normalized_event_keys k on k.normalized_event_id = d.normalized_event_id
+         where d.asset_id = u.asset and not k.is_reverted and d.normalized_event_id <> all($2))";
+
+/// Which of these assets have no canonical movement except those of the given events.
+pub async fn first_seen(
+    tx: &Tx<'_>,
+    assets: &[AssetId],
+    except: &[EventId],
+) -> Result<BTreeSet<AssetId>, StoreError> {
+    if assets.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let ids: Vec<Uuid> = assets.iter().map(|id| id.0).collect();
+    let rows = tx.query("look for assets seen first", FIRST_SEEN, &[&ids, &uuids(except)]).await?;
+    Ok(rows.iter().map(|row| AssetId(row.get(0))).collect())
+}
+
+/// How an opening came to be known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpeningState {
+    /// The chain said so, or its standard leaves no other way.
+    Known,
+    /// At least this much, because it was spent; the chain could not say.
+    Implied,
+    /// The chain could not say, and nothing was spent yet.
+    Unknown,
+}
+
+impl OpeningState {
+    /// The label used in Postgres.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Known => "known",
+            Self::Implied => "implied",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+impl std::str::FromStr for OpeningState {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        [Self::Known, Self::Implied, Self::Unknown]
+            .into_iter()
+            .find(|state| state.as_str() == text)
+            .ok_or_else(|| format!("{text:?} is not the state of an opening"))
+    }
+}
+
+/// What an account held of an asset before our first block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpeningRow {
+    /// How it is known.
+    pub state: OpeningState,
+    /// How much.
+    pub qty: U256,
+    /// Opening events made so far.
+    pub parts: u32,
+}
+
+/// An asset and an account.
+pub type Pair = (AssetId, AccountId);
+
+const RECORD_OPENINGS: &str = "
+    insert into ledger.openings as o (asset_id, account_id, network_id, qty, state, parts)
+    select u.asset, u.account, $1, u.qty::numeric, u.state, u.parts
+      from unnest($2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::int[]) u (asset, account, qty, state, parts)
+     order by u.asset, u.account
+    on conflict (asset_id, account_id) do update
+       set qty = excluded.qty, state = excluded.state, parts = excluded.parts
+     where $7";
+
+/// Writes what is known of openings. Without `overwrite` the first answer stays.
+pub async fn record_openings(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    openings: &BTreeMap<Pair, OpeningRow>,
+    overwrite: bool,
+) -> Result<u64, StoreError> {
+    if openings.is_empty() {
+        return Ok(0);
+    }
+    let (assets, accounts) = pair_columns(openings.keys());
+    let quantities: Vec<String> = openings.values().map(|row| row.qty.to_string()).collect();
+    let states: Vec<&str> = openings.values().map(|row| row.state.as_str()).collect();
+    let parts: Vec<i32> = openings.values().map(|row| i32::try_from(row.parts).unwrap_or(i32::MAX)).collect();
+    tx.execute(
+        "record openings",
+        RECORD_OPENINGS,
+        &[&network.0, &assets, &accounts, &quantities, &states, &parts, &overwrite],
+    )
+    .await
+}
+
+const READ_OPENINGS: &str = "
+    select o.asset_id, o.account_id, o.qty::text, o.state, o.parts
+      from unnest($1::uuid[], $2::uuid[]) u (asset, account)
+      join ledger.openings o on o.asset_id = u.asset and o.account_id = u.account";
+
+/// What is known of the openings of these pairs.
+pub async fn read_openings(
+    tx: &Tx<'_>,
+    pairs: &BTreeSet<Pair>,
+) -> Result<BTreeMap<Pair, OpeningRow>, StoreError> {
+    if pairs.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let (assets, accounts) = pair_columns(pairs.iter());
+    let rows = tx.query("read openings", READ_OPENINGS, &[&assets, &accounts]).await?;
+    rows.iter()
+        .map(|row| {
+            let parts = u32::try_from(row.get::<_, i32>(4)).map_err(|_| corrupt(row, 4))?;
+            let opening = OpeningRow { state: parsed(row, 3)?, qty: quantity(row, 2)?, parts };
+            Ok(((AssetId(row.get(0)), AccountId(row.get(1))), opening))
+        })
+        .collect()
+}
+
+const LIVE_AMONG: &str = "
+    select normalized_event_id from ledger.normalized_event_keys
+     where normalized_event_id = any($1) and not is_reverted";
+
+/// Which of these events exist and are not reverted.
+pub async fn live_among(tx: &Tx<'_>, events: &[EventId]) -> Result<BTreeSet<EventId>, StoreError> {
+    if events.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let rows = tx.query("look for live events", LIVE_AMONG, &[&uuids(events)]).await?;
+    Ok(rows.iter().map(|row| EventId(row.get(0))).collect())
+}
+
+/// An event set aside, with its evidence.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QuarantineRow {
+    /// The event.
+    pub event: EventId,
+    /// Chain-native identity.
+    pub source_event_id: SourceEventId,
+    /// Block position.
+    pub block_number: Height,
+    /// Its asset, if it has one.
+    pub asset: Option<AssetId>,
+    /// Why, in words.
+    pub reason: String,
+    /// What was found.
+    pub evidence: serde_json::Value,
+}
+
+const QUARANTINE: &str = "
+    insert into ledger.quarantine
+        (normalized_event_id, consumer, network_id, source_event_id, block_number, asset_id, reason, evidence)
+    select u.id, $1, $2, u.source, u.block, u.asset, u.reason, u.evidence
+      from unnest($3::uuid[], $4::text[], $5::bigint[], $6::uuid[], $7::text[], $8::jsonb[])
+           u (id, source, block, asset, reason, evidence)
+     order by u.id
+    on conflict (consumer, normalized_event_id) do nothing";
+
+/// Sets events aside; one that is there already stays as it is.
+pub async fn quarantine(
+    tx: &Tx<'_>,
+    consumer: &str,
+    network: NetworkId,
+    rows: &[QuarantineRow],
+) -> Result<u64, StoreError> {
+    if rows.is_empty() {
+        return Ok(0);
+    }
+    let ids: Vec<Uuid> = rows.iter().map(|row| row.event.0).collect();
+    let sources: Vec<&str> = rows.iter().map(|row| row.source_event_id.as_str()).collect();
+    let blocks: Vec<i64> = rows.iter().map(|row| row.block_number.as_i64()).collect();
+    let assets: Vec<Option<Uuid>> = rows.iter().map(|row| row.asset.map(|id| id.0)).collect();
+    let reasons: Vec<&str> = rows.iter().map(|row| row.reason.as_str()).collect();
+    let evidence: Vec<&serde_json::Value> = rows.iter().map(|row| &row.evidence).collect();
+    tx.execute(
+        "quarantine events",
+        QUARANTINE,
+        &[&consumer, &network.0, &ids, &sources, &blocks, &assets, &reasons, &evidence],
+    )
+    .await
+}
+
+const UNQUARANTINE: &str =
+    "delete from ledger.quarantine where consumer = $1 and normalized_event_id = any($2)";
+
+/// Forgets a consumer's quarantine of events that will be judged anew.
+pub async fn unquarantine(tx: &Tx<'_>, consumer: &str, events: &[EventId]) -> Result<u64, StoreError> {
+    tx.execute("release from quarantine", UNQUARANTINE, &[&consumer, &uuids(events)]).await
+}
+
+const UNFINALIZE: &str = "
+    with opened as (
+        update ledger.normalized_event_keys
+           set finality_status = 'pending'
+         where network_id = $1 and block_number > $2 and finality_status = 'finalized'
+        returning normalized_event_id
+    )
+    update ledger.normalized_events e
+       set finality_status = 'pending'
+      from opened o
+     where e.network_id = $1 and e.id = o.normalized_event_id
+    returning e.id, e.asset_id";
+
+/// The operator's rewind: final events above a height are pending again. Gives them and their assets.
+pub async fn unfinalize_above(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    height: i64,
+) -> Result<(Vec<EventId>, BTreeSet<AssetId>), StoreError> {
+    let rows = tx.query("take finality back", UNFINALIZE, &[&network.0, &height]).await?;
+    let mut ids: Vec<EventId> = rows.iter().map(|row| EventId(row.get(0))).collect();
+    ids.sort_unstable();
+    Ok((ids, rows.iter().filter_map(|row| row.get::<_, Option<Uuid>>(1)).map(AssetId).collect()))
+}
+
+pub(crate) fn pair_columns<'a>(pairs: impl Iterator<Item = &'a Pair>) -> (Vec<Uuid>, Vec<Uuid>) {
+    pairs.map(|(asset, account)| (asset.0, account.0)).unzip()
+}
+
+/// A numeric column selected as text, as a uint256.
+pub(crate) fn quantity(row: &Row, column: usize) -> Result<U256, StoreError> {
+    parse_decimal(row.get(column)).ok_or_else(|| corrupt(row, column))
+}
+
+fn parsed<T: std::str::FromStr>(row: &Row, column: usize) -> Result<T, StoreError> {
+    row.get::<_, &str>(column).parse().map_err(|_| corrupt(row, column))
+}
+
+fn hash(row: &Row, column: usize) -> Result<BlockHash, StoreError> {
+    BlockHash::from_slice(row.get(column)).ok_or_else(|| corrupt(row, column))
+}
+
+fn corrupt(row: &Row, column: usize) -> StoreError {
+    let name = row.columns().get(column).map_or("?", |column| column.name());
+    StoreError::Corrupt {
+        what: format!("column {name} of the ledger"),
+        found: "a value of the wrong form".to_owned(),
+        hint: "run `tidemark verify ledger`, then rewind the network",
+    }
+}
+
+fn uuids(events: &[EventId]) -> Vec<Uuid> {
+    let mut ids: Vec<Uuid> = events.iter().map(|id| id.0).collect();
+    ids.sort_unstable();
+    ids
+}
+
+fn hashes_and_heights(blocks: &[BlockRef]) -> (Vec<&[u8]>, Vec<i64>) {
+    blocks.iter().map(|block| (block.hash.0.as_slice(), block.height.as_i64())).unzip()
+}
+
+fn touched_events(rows: &[Row]) -> Result<Vec<TouchedEvent>, StoreError> {
+    let mut events = rows
+        .iter()
+        .map(|row| {
+            Ok(TouchedEvent {
+                id: EventId(row.get(0)),
+                kind: parsed(row, 1)?,
+                asset: row.get::<_, Option<Uuid>>(2).map(AssetId),
+                collection: row.get::<_, Option<Uuid>>(3).map(CollectionId),
+                block: BlockRef { height: Height::from_i64(row.get(4)), hash: hash(row, 5)? },
+                event_time: row.get(6),
+            })
+        })
+        .collect::<Result<Vec<_>, StoreError>>()?;
+    events.sort_by_key(|event| event.id);
+    Ok(events)
+}

@@ -13,6 +13,7 @@ pub mod blob;
 pub mod bulk;
 pub mod buslog;
 pub mod catalog;
+pub mod checks;
 pub mod copy;
 pub mod cursor;
 pub mod db;

@@ -1,1 +1,233 @@
-//! ledger.ownership_*: balances and their history.
+//! Who owns how much: finalized state now, and at any height or time before. Writing adds signed changes and
+//! never reads an asset's history; reading the past sums one asset's or one account's history.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use alloy_primitives::U256;
+use tidemark_model::ids::{AccountId, AssetId, EventId, Height, NetworkId};
+use tidemark_model::quantity::SignedQty;
+use time::OffsetDateTime;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use crate::copy::CopyBuffer;
+use crate::db::{Conn, StoreError, Tx};
+use crate::ledger::{Pair, pair_columns, quantity};
+
+const BALANCES: &str = "
+    select o.asset_id, o.account_id, o.qty::text
+      from unnest($1::uuid[], $2::uuid[]) u (asset, account)
+      join ledger.ownership_current o on o.asset_id = u.asset and o.account_id = u.account";
+
+/// Finalized balances of these pairs; what is missing is zero.
+pub async fn balances(tx: &Tx<'_>, pairs: &BTreeSet<Pair>) -> Result<BTreeMap<Pair, U256>, StoreError> {
+    if pairs.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let (assets, accounts) = pair_columns(pairs.iter());
+    let rows = tx.query("read balances", BALANCES, &[&assets, &accounts]).await?;
+    rows.iter().map(|row| Ok((pair(row), quantity(row, 2)?))).collect()
+}
+
+const SUPPLIES: &str = "select id, supply::text from catalog.assets where id = any($1)";
+
+/// Finalized supplies of these assets.
+pub async fn supplies(
+    tx: &Tx<'_>,
+    assets: &BTreeSet<AssetId>,
+) -> Result<BTreeMap<AssetId, U256>, StoreError> {
+    if assets.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let rows = tx.query("read supplies", SUPPLIES, &[&asset_uuids(assets)]).await?;
+    rows.iter().map(|row| Ok((AssetId(row.get(0)), quantity(row, 1)?))).collect()
+}
+
+const ADD: &str = "
+    insert into ledger.ownership_current as o (asset_id, account_id, network_id, qty, updated_at)
+    select u.asset, u.account, $1, u.qty::numeric, now()
+      from unnest($2::uuid[], $3::uuid[], $4::text[]) u (asset, account, qty)
+     order by u.asset, u.account
+    on conflict (asset_id, account_id) do update
+       set qty = o.qty + excluded.qty, updated_at = excluded.updated_at";
+const DROP_ZEROS: &str = "
+    delete from ledger.ownership_current o
+     using unnest($1::uuid[], $2::uuid[]) u (asset, account)
+     where o.asset_id = u.asset and o.account_id = u.account and o.qty = 0";
+
+/// Adds signed changes to finalized balances; rows that reach zero go.
+pub async fn add(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    changes: &BTreeMap<Pair, SignedQty>,
+) -> Result<(), StoreError> {
+    let changes: Vec<(&Pair, &SignedQty)> = changes.iter().filter(|(_, qty)| !qty.is_zero()).collect();
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let (assets, accounts) = pair_columns(changes.iter().map(|(pair, _)| *pair));
+    let quantities: Vec<String> = changes.iter().map(|(_, qty)| qty.to_string()).collect();
+    tx.execute("change balances", ADD, &[&network.0, &assets, &accounts, &quantities]).await?;
+    let losers = changes.iter().filter(|(_, qty)| qty.is_negative()).map(|(pair, _)| *pair);
+    let (assets, accounts) = pair_columns(losers);
+    tx.execute("drop empty balances", DROP_ZEROS, &[&assets, &accounts]).await?;
+    Ok(())
+}
+
+/// One leg of ownership_history.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HistoryLeg {
+    /// The asset.
+    pub asset: AssetId,
+    /// Whose balance changed.
+    pub account: AccountId,
+    /// Block position.
+    pub block_number: i64,
+    /// Index in the block.
+    pub event_index: i32,
+    /// Gained or lost.
+    pub qty: SignedQty,
+    /// Block time.
+    pub event_time: OffsetDateTime,
+    /// The event.
+    pub event: EventId,
+}
+
+const COPY_HISTORY: &str = "
+    copy ledger.ownership_history
+        (asset_id, account_id, network_id, block_number, event_index, qty_delta, event_time,
+         normalized_event_id, leg)
+    from stdin (format binary)";
+
+/// Appends legs. The caller holds the claims of their events, so no leg comes twice.
+pub async fn append_history(tx: &Tx<'_>, network: NetworkId, legs: &[HistoryLeg]) -> Result<u64, StoreError> {
+    let mut rows = CopyBuffer::new(9);
+    for leg in legs {
+        rows.row()
+            .uuid(leg.asset.0)
+            .uuid(leg.account.0)
+            .i32(network.0)
+            .i64(leg.block_number)
+            .i32(leg.event_index)
+            .qty(leg.qty)
+            .timestamp(leg.event_time)
+            .uuid(leg.event.0)
+            .i16(i16::from(!leg.qty.is_negative()));
+    }
+    tx.copy_in("append ownership history", COPY_HISTORY, rows).await
+}
+
+const DROP_HISTORY: &str = "
+    delete from ledger.ownership_history where asset_id = any($1) and normalized_event_id = any($2)";
+
+/// Takes the legs of events out of the history: an operator's rewind.
+pub async fn drop_history(
+    tx: &Tx<'_>,
+    assets: &BTreeSet<AssetId>,
+    events: &[EventId],
+) -> Result<u64, StoreError> {
+    let ids: Vec<Uuid> = events.iter().map(|id| id.0).collect();
+    tx.execute("drop ownership history", DROP_HISTORY, &[&asset_uuids(assets), &ids]).await
+}
+
+// Quarantined movements were never applied; everything else that is final was.
+const RECOMPUTE: &str = "
+    select d.asset_id, l.account_id, sum(l.qty)::text
+      from ledger.normalized_event_deltas d
+      join ledger.normalized_event_keys k on k.normalized_event_id = d.normalized_event_id
+     cross join lateral (values (d.from_account_id, -abs(d.qty_delta)),
+                                (d.to_account_id, abs(d.qty_delta))) l (account_id, qty)
+     where d.asset_id = any($1) and l.account_id is not null
+       and k.finality_status = 'finalized' and not k.is_reverted
+       and not exists (select 1 from ledger.quarantine q
+                        where q.consumer = 'state-updater' and q.normalized_event_id = k.normalized_event_id
+                          and q.resolved_at is null)
+     group by 1, 2
+    having sum(l.qty) <> 0";
+
+/// Balances of assets from the event log alone, by whole history. For rewinds and repairs.
+pub async fn recompute(tx: &Tx<'_>, assets: &BTreeSet<AssetId>) -> Result<BTreeMap<Pair, U256>, StoreError> {
+    let rows = tx.query("recompute balances from the log", RECOMPUTE, &[&asset_uuids(assets)]).await?;
+    rows.iter().map(|row| Ok((pair(row), quantity(row, 2)?))).collect()
+}
+
+const OF_ASSETS: &str = "
+    select asset_id, account_id, qty::text from ledger.ownership_current where asset_id = any($1)";
+
+/// All finalized balances of these assets.
+pub async fn of_assets(tx: &Tx<'_>, assets: &BTreeSet<AssetId>) -> Result<BTreeMap<Pair, U256>, StoreError> {
+    let rows = tx.query("read balances of assets", OF_ASSETS, &[&asset_uuids(assets)]).await?;
+    rows.iter().map(|row| Ok((pair(row), quantity(row, 2)?))).collect()
+}
+
+/// A point in the past, inclusive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AsOf {
+    /// After the block at this height.
+    Height(Height),
+    /// After all blocks at or before this time.
+    Time(OffsetDateTime),
+}
+
+const OWNERS_AT_HEIGHT: &str = "
+    select asset_id, account_id, sum(qty_delta)::text
+      from ledger.ownership_history
+     where asset_id = $1 and block_number <= $2
+     group by 1, 2 having sum(qty_delta) <> 0 order by 2";
+const OWNERS_AT_TIME: &str = "
+    select asset_id, account_id, sum(qty_delta)::text
+      from ledger.ownership_history
+     where asset_id = $1 and event_time <= $2
+     group by 1, 2 having sum(qty_delta) <> 0 order by 2";
+
+/// Who owned an asset at a point in the past, by finalized events.
+pub async fn owners_at(
+    conn: &Conn,
+    asset: AssetId,
+    at: AsOf,
+) -> Result<BTreeMap<AccountId, U256>, StoreError> {
+    let rows = match at {
+        AsOf::Height(height) => {
+            conn.query("read owners at a height", OWNERS_AT_HEIGHT, &[&asset.0, &height.as_i64()]).await?
+        }
+        AsOf::Time(time) => conn.query("read owners at a time", OWNERS_AT_TIME, &[&asset.0, &time]).await?,
+    };
+    rows.iter().map(|row| Ok((pair(row).1, quantity(row, 2)?))).collect()
+}
+
+const HOLDINGS_AT_HEIGHT: &str = "
+    select asset_id, account_id, sum(qty_delta)::text
+      from ledger.ownership_history
+     where account_id = $1 and block_number <= $2
+     group by 1, 2 having sum(qty_delta) <> 0 order by 1";
+const HOLDINGS_AT_TIME: &str = "
+    select asset_id, account_id, sum(qty_delta)::text
+      from ledger.ownership_history
+     where account_id = $1 and event_time <= $2
+     group by 1, 2 having sum(qty_delta) <> 0 order by 1";
+
+/// What an account held at a point in the past, by finalized events.
+pub async fn holdings_at(
+    conn: &Conn,
+    account: AccountId,
+    at: AsOf,
+) -> Result<BTreeMap<AssetId, U256>, StoreError> {
+    let rows = match at {
+        AsOf::Height(height) => {
+            let height = height.as_i64();
+            conn.query("read holdings at a height", HOLDINGS_AT_HEIGHT, &[&account.0, &height]).await?
+        }
+        AsOf::Time(time) => {
+            conn.query("read holdings at a time", HOLDINGS_AT_TIME, &[&account.0, &time]).await?
+        }
+    };
+    rows.iter().map(|row| Ok((pair(row).0, quantity(row, 2)?))).collect()
+}
+
+fn pair(row: &Row) -> Pair {
+    (AssetId(row.get(0)), AccountId(row.get(1)))
+}
+
+fn asset_uuids(assets: &BTreeSet<AssetId>) -> Vec<Uuid> {
+    assets.iter().map(|id| id.0).collect()
+}

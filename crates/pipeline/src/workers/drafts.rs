@@ -1,0 +1,121 @@
+//! The events the ledger emits, in their catalogue's form.
+
+use std::collections::BTreeSet;
+
+use serde_json::json;
+use tidemark_model::chain::{BlockRef, Network};
+use tidemark_model::envelope::Draft;
+use tidemark_model::ids::{AccountId, AssetId};
+use tidemark_model::subject::Subject;
+use tidemark_store::catalog::AssetStub;
+use tidemark_store::ledger::{NormalizedRow, TouchedEvent};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::Cause;
+
+/// Assets named by one `ledger.ownership.changed` event.
+const ASSETS_PER_EVENT: usize = 500;
+
+fn subject(service: &str, aggregate: &str, event: &str) -> Subject {
+    Subject::new(service, aggregate, event, 1).expect("a constant subject is valid")
+}
+
+fn rfc3339(at: OffsetDateTime) -> String {
+    at.format(&Rfc3339).expect("block times have a year of four digits")
+}
+
+pub(crate) fn event_normalized(network: &Network, row: &NormalizedRow, cause: &Cause) -> Draft {
+    let account = |account: Option<AccountId>| account.map(|id| id.0);
+    let payload = json!({
+        "event_id": row.id,
+        "network_id": network.id,
+        "source_event_id": row.source_event_id,
+        "sub_index": row.sub_index.to_string(),
+        "kind": row.kind,
+        "asset_id": row.asset,
+        "collection_id": row.collection,
+        "from_account_id": account(row.delta.as_ref().and_then(|delta| delta.from)),
+        "to_account_id": account(row.delta.as_ref().and_then(|delta| delta.to)),
+        "qty": row.delta.as_ref().map_or_else(|| "0".to_owned(), |delta| delta.qty.to_string()),
+        "block_number": row.block.height,
+        "block_hash": row.block.hash,
+        "tx_hash": row.tx_hash,
+        "event_index": row.event_index,
+        "event_time": rfc3339(row.event_time),
+        "finality_status": row.status,
+    });
+    let name = format!("{}:{}:{}", row.id, row.block.hash, cause.id);
+    let subject = subject("ledger", "event", "normalized");
+    Draft::derived(subject, &name, network.id.to_string(), payload, row.event_time)
+}
+
+pub(crate) fn event_reverted(network: &Network, event: &TouchedEvent, cause: &Cause) -> Draft {
+    let payload = json!({
+        "event_id": event.id,
+        "network_id": network.id,
+        "asset_id": event.asset,
+        "collection_id": event.collection,
+        "block_number": event.block.height,
+        "block_hash": event.block.hash,
+    });
+    let name = format!("{}:{}:{}", event.id, event.block.hash, cause.id);
+    let subject = subject("ledger", "event", "reverted");
+    Draft::derived(subject, &name, network.id.to_string(), payload, event.event_time)
+}
+
+pub(crate) fn asset_created(network: &Network, asset: AssetId, stub: &AssetStub) -> Draft {
+    let payload = json!({
+        "asset_id": asset,
+        "network_id": network.id,
+        "collection_id": stub.collection,
+        "token_id": stub.token_id_raw,
+        "standard": stub.standard,
+        "block_number": stub.first_seen_block,
+    });
+    let subject = subject("catalog", "asset", "created");
+    Draft::derived(subject, &asset.to_string(), network.id.to_string(), payload, stub.first_seen_at)
+}
+
+pub(crate) fn block_normalized(
+    network: &Network,
+    block: &BlockRef,
+    time: OffsetDateTime,
+    events: usize,
+    cause: &Cause,
+) -> Draft {
+    let payload =
+        json!({"network_id": network.id, "height": block.height, "hash": block.hash, "events": events});
+    let name = format!("{}:{}", block.hash, cause.id);
+    let subject = subject("ledger", "block", "normalized");
+    Draft::derived(subject, &name, network.id.to_string(), payload, time)
+}
+
+pub(crate) fn finality_advanced(network: &Network, height: i64, cause: &Cause) -> Draft {
+    let payload = json!({"network_id": network.id, "finalized_height": height});
+    let name = format!("{}:{height}:{}", network.id, cause.id);
+    let subject = subject("ledger", "finality", "advanced");
+    Draft::derived(subject, &name, network.id.to_string(), payload, cause.at)
+}
+
+/// One event per 500 assets, in order of their ids.
+pub(crate) fn ownership_changed(
+    network: &Network,
+    reason: &'static str,
+    height: i64,
+    assets: &BTreeSet<AssetId>,
+    cause: &Cause,
+) -> Vec<Draft> {
+    let assets: Vec<AssetId> = assets.iter().copied().collect();
+    assets
+        .chunks(ASSETS_PER_EVENT)
+        .enumerate()
+        .map(|(at, assets)| {
+            let payload =
+                json!({"network_id": network.id, "reason": reason, "height": height, "assets": assets});
+            let name = format!("{}:{reason}:{height}:{at}:{}", network.id, cause.id);
+            let subject = subject("ledger", "ownership", "changed");
+            Draft::derived(subject, &name, network.id.to_string(), payload, cause.at)
+        })
+        .collect()
+}

@@ -1,0 +1,149 @@
+//! The reorg-handler: branches that lost, by block hash and never by number, because the new branch's events
+//! may be here already. Only what the orphaned blocks touched is touched. And the operator's rewind, which
+//! rebuilds from the event log alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use alloy_primitives::U256;
+use tidemark_model::chain::{BlockRef, EventKind, Network};
+use tidemark_model::envelope::Draft;
+use tidemark_model::ids::{AssetId, BlockHash, EventId, Height};
+use tidemark_store::ledger::{self, Pair};
+use tidemark_store::{Tx, applied, catalog, digest, ownership};
+
+use super::book::changes;
+use super::{Cause, WorkError, drafts, state_updater};
+
+/// What handling a reorg or a rewind did.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Reorged {
+    /// Events to emit, in order.
+    pub drafts: Vec<Draft>,
+    /// Events that were undone.
+    pub reverted: usize,
+    /// Events that came back with their block.
+    pub restored: usize,
+    /// Assets touched either way.
+    pub touched_assets: BTreeSet<AssetId>,
+    /// Everything at or below is normalized; the new branch follows from here.
+    pub head: i64,
+}
+
+/// Takes the events of orphaned blocks back and restores those of canonical ones that return. A block that
+/// is final for us never goes: then the network halts.
+pub async fn handle_reorg(
+    tx: &Tx<'_>,
+    network: &Network,
+    orphaned: &[BlockRef],
+    canonical: &[BlockRef],
+    cause: &Cause,
+) -> Result<Reorged, WorkError> {
+    let mut progress = ledger::lock_progress(tx, network.id, network.start_block).await?;
+    let canonical_hashes: BTreeSet<BlockHash> = canonical.iter().map(|block| block.hash).collect();
+    let mut orphaned: Vec<BlockRef> =
+        orphaned.iter().filter(|block| !canonical_hashes.contains(&block.hash)).copied().collect();
+    orphaned.sort_by_key(|block| (block.height, block.hash));
+    let hashes: Vec<BlockHash> = orphaned.iter().map(|block| block.hash).collect();
+    let known = ledger::recent_among(tx, network.id, &hashes).await?;
+    if let Some(block) = known.iter().find(|block| block.height.as_i64() <= progress.finalized) {
+        return Err(WorkError::FinalizedReverted {
+            network: network.slug.clone(),
+            block: *block,
+            finalized: progress.finalized,
+        });
+    }
+    ledger::swap_branches(tx, network.id, &orphaned, canonical).await?;
+    let reverted = ledger::revert_blocks(tx, network.id, &orphaned).await?;
+    let restored = ledger::restore_blocks(tx, network.id, canonical).await?;
+
+    let reverted_ids: Vec<EventId> = reverted.iter().map(|event| event.id).collect();
+    applied::release(tx, &reverted_ids).await?;
+    let mut touched = ledger::drop_open_legs(tx, &reverted_ids).await?;
+    let restored_ids: Vec<EventId> = restored.iter().map(|event| event.id).collect();
+    ledger::insert_open_legs(tx, &restored_ids).await?;
+    // An opening whose block went is still true where a later event needs it.
+    let openings: Vec<EventId> =
+        reverted.iter().filter(|event| event.kind == EventKind::Opening).map(|event| event.id).collect();
+    ledger::rehome_openings(tx, network.id, &openings).await?;
+    touched.extend(reverted.iter().chain(&restored).filter_map(|event| event.asset));
+
+    // Only blocks that were normalized move the head; a message that comes again finds none.
+    if let Some(lowest) = known.iter().map(|block| block.height.as_i64()).min() {
+        progress.head = progress.head.min(lowest - 1);
+        for block in ledger::recent_above(tx, network.id, progress.head).await? {
+            if block.height.as_i64() == progress.head + 1 {
+                progress.head += 1;
+            }
+        }
+        ledger::set_progress(tx, network.id, &progress).await?;
+    }
+
+    let mut emitted: Vec<Draft> = reverted
+        .iter()
+        .filter(|event| event.kind != EventKind::Opening)
+        .map(|event| drafts::event_reverted(network, event, cause))
+        .collect();
+    for row in ledger::read_events(tx, network.id, &restored_ids).await? {
+        if row.kind != EventKind::Opening {
+            emitted.push(drafts::event_normalized(network, &row, cause));
+        }
+    }
+    emitted.extend(drafts::ownership_changed(network, "reorg", progress.head, &touched, cause));
+    Ok(Reorged {
+        drafts: emitted,
+        reverted: reverted.len(),
+        restored: restored.len(),
+        touched_assets: touched,
+        head: progress.head,
+    })
+}
+
+/// The operator's way back: everything above `to` is open again, claims are released, and owners, history,
+/// supply and digests of the touched assets are rebuilt from the event log alone. The next report of finality
+/// applies it again. Call it with the network's workers stopped or not: the lock keeps them apart.
+pub async fn rewind(tx: &Tx<'_>, network: &Network, to: Height, cause: &Cause) -> Result<Reorged, WorkError> {
+    let mut progress = ledger::lock_progress(tx, network.id, network.start_block).await?;
+    let to = to.as_i64();
+    if to >= progress.finalized {
+        return Ok(Reorged { head: progress.head, ..Reorged::default() });
+    }
+    let (events, touched) = ledger::unfinalize_above(tx, network.id, to).await?;
+    applied::release(tx, &events).await?;
+    ledger::unquarantine(tx, state_updater::CONSUMER, &events).await?;
+    ownership::drop_history(tx, &touched, &events).await?;
+    rebuild(tx, network, &touched, to).await?;
+    ledger::insert_open_legs(tx, &events).await?;
+    digest::drop_above(tx, network.id, to).await?;
+    progress.finalized = to;
+    progress.reported = progress.reported.min(to);
+    progress.history = progress.history.min(to);
+    ledger::set_progress(tx, network.id, &progress).await?;
+    Ok(Reorged {
+        drafts: drafts::ownership_changed(network, "rewind", to, &touched, cause),
+        reverted: events.len(),
+        restored: 0,
+        touched_assets: touched,
+        head: progress.head,
+    })
+}
+
+/// Sets owners, supply and digests of assets to what the event log says.
+async fn rebuild(
+    tx: &Tx<'_>,
+    network: &Network,
+    assets: &BTreeSet<AssetId>,
+    height: i64,
+) -> Result<(), WorkError> {
+    let before = ownership::of_assets(tx, assets).await?;
+    let after: BTreeMap<Pair, U256> = ownership::recompute(tx, assets).await?;
+    let changes = changes(&before, &after);
+    ownership::add(tx, network.id, &changes).await?;
+    let mut supplies: BTreeMap<AssetId, U256> = assets.iter().map(|asset| (*asset, U256::ZERO)).collect();
+    for ((asset, _), qty) in &after {
+        let supply = supplies.entry(*asset).or_default();
+        // The book refused what would leave 256 bits, so the log of what it applied cannot.
+        *supply = supply.saturating_add(*qty);
+    }
+    catalog::set_supply(tx, &supplies).await?;
+    state_updater::update_digests(tx, network.id, height, &changes).await
+}

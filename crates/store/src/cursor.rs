@@ -154,7 +154,7 @@ pub struct NetworkHead {
 }
 
 const READ_HEAD: &str = "
-    select latest_height, safe_height, finalized_height, finalized_hash, halted_reason
+    select latest_height, safe_height, finalized_height, finalized_hash, halted_reason, latest_hash
       from system.network_heads where network_id = $1";
 
 /// What is stored of a network's head.
@@ -163,7 +163,7 @@ pub async fn head(conn: &Conn, network: NetworkId) -> Result<Option<NetworkHead>
     Ok(row.map(|row| {
         let finalized = row.get::<_, Option<i64>>(2).zip(row.get::<_, Option<&[u8]>>(3));
         NetworkHead {
-            latest: u64::try_from(row.get::<_, i64>(0)).ok().map(Height),
+            latest: (!row.get::<_, &[u8]>(5).is_empty()).then(|| Height::from_i64(row.get(0))),
             safe: row.get::<_, Option<i64>>(1).map(Height::from_i64),
             finalized: finalized.and_then(|(height, hash)| {
                 Some(BlockRef { height: Height::from_i64(height), hash: BlockHash::from_slice(hash)? })
@@ -173,6 +173,17 @@ pub async fn head(conn: &Conn, network: NetworkId) -> Result<Option<NetworkHead>
     }))
 }
 
+const ENSURE_HEAD: &str = "
+    insert into system.network_heads (network_id, latest_height, latest_hash) values ($1, 0, '')
+    on conflict do nothing";
+
+/// Makes sure that the network has its row of system.network_heads; the hash is empty until the first report.
+pub async fn ensure_head(conn: &Conn, network: NetworkId) -> Result<(), StoreError> {
+    conn.execute("create a network's head", ENSURE_HEAD, &[&network.0]).await?;
+    Ok(())
+}
+
+const LOCK_HEAD: &str = "select finalized_height from system.network_heads where network_id = $1 for update";
 const UPSERT_HEAD: &str = "
     insert into system.network_heads
            (network_id, latest_height, latest_hash, safe_height, finalized_height, finalized_hash)
@@ -186,8 +197,10 @@ const UPSERT_HEAD: &str = "
                then excluded.finalized_hash else system.network_heads.finalized_hash end,
            updated_at = now()";
 
-/// Stores a reported head. `latest` may go back; `finalized` never does.
-pub async fn report_head(tx: &Tx<'_>, network: NetworkId, head: &Head) -> Result<(), StoreError> {
+/// Stores a reported head and says whether finality moved. `latest` may go back; `finalized` never does.
+pub async fn report_head(tx: &Tx<'_>, network: NetworkId, head: &Head) -> Result<bool, StoreError> {
+    let before = tx.query_opt("lock a network's head", LOCK_HEAD, &[&network.0]).await?;
+    let before: Option<i64> = before.and_then(|row| row.get(0));
     let safe = head.safe.map(Height::as_i64);
     let finalized = head.finalized.map(|block| block.height.as_i64());
     let finalized_hash = head.finalized.as_ref().map(|block| block.hash.0.as_slice());
@@ -204,12 +217,12 @@ pub async fn report_head(tx: &Tx<'_>, network: NetworkId, head: &Head) -> Result
         ],
     )
     .await?;
-    Ok(())
+    Ok(finalized > before)
 }
 
 const HALT: &str = "
     insert into system.network_heads (network_id, latest_height, latest_hash, halted_reason, halted_at)
-    values ($1, -1, '', $2, now())
+    values ($1, 0, '', $2, now())
     on conflict (network_id) do update
        set halted_reason = excluded.halted_reason,
            halted_at = coalesce(system.network_heads.halted_at, now()), updated_at = now()";

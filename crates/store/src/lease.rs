@@ -85,7 +85,7 @@ const INSERT: &str = "
 const RENEW: &str = "
     update app.worker_leases
        set lease_expires_at = clock_timestamp() + make_interval(secs => $3), updated_at = now()
-     where worker_type = $1 and network_id = $2 and leased_by = $4 and status = 'ACTIVE'";
+     where worker_type = $1 and network_id = $2 and id = any($4) and leased_by = $5 and status = 'ACTIVE'";
 
 const HOLD: &str = "
     update app.worker_leases
@@ -171,10 +171,11 @@ impl Leases {
             .await?;
         Ok(row.as_ref().map(lease_of))
     }
-    /// Prolongs everything this holder has.
-    pub async fn renew(&self, conn: &Conn) -> Result<u64, StoreError> {
+    /// Prolongs those of `ids` that this holder still has.
+    pub async fn renew(&self, conn: &Conn, ids: &[i64]) -> Result<u64, StoreError> {
         let ttl = self.ttl.as_secs_f64();
-        conn.execute("renew leases", RENEW, &[&self.worker_type, &self.network.0, &ttl, &self.holder]).await
+        conn.execute("renew leases", RENEW, &[&self.worker_type, &self.network.0, &ttl, &ids, &self.holder])
+            .await
     }
     /// Proves that the lease is still ours, prolongs it and notes progress. To be called first in every
     /// transaction that writes under it.

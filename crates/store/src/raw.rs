@@ -11,7 +11,7 @@ mod read;
 mod write;
 
 pub use read::{
-    BlockFound, RawChunks, RawReader, TxFound, block_at, block_lookup, blocks_between, covered_through,
+    BlockFound, RawChunks, RawReader, TxFound, block_at, block_lookup, blocks_between, covered_through, hash_at,
     tx_lookup,
 };
 pub use write::{PAYLOAD_INLINE_MAX_BYTES, Prepared, RawWriter};

@@ -71,6 +71,34 @@ pub async fn came_back(tx: &Tx<'_>, network: NetworkId, hashes: &[BlockHash]) ->
     tx.execute("forget orphans that came back", FORGET, &[&network.0, &hashes]).await
 }
 
+const REORGS: &str = "select count(distinct reorg_id) from system.reorg_checkpoints where network_id = $1";
+
+/// How many reorgs this network has seen: makes the id of the next one unlike all before.
+pub async fn reorgs_so_far(tx: &Tx<'_>, network: NetworkId) -> Result<i64, StoreError> {
+    Ok(tx.query_one("count reorgs", REORGS, &[&network.0]).await?.get(0))
+}
+
+const NOTE: &str = "
+    insert into system.reorg_checkpoints (network_id, block_number, block_hash, is_canonical, reorg_id)
+    select $1, b.height, b.hash, $4, $5 from unnest($2::bigint[], $3::bytea[]) as b (height, hash)
+     order by b.height";
+
+/// Writes down which blocks left the chain and which came in their place.
+pub async fn note_reorg(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    reorg_id: &str,
+    orphaned: &[BlockRef],
+    canonical: &[BlockRef],
+) -> Result<(), StoreError> {
+    for (blocks, is_canonical) in [(orphaned, false), (canonical, true)] {
+        let heights: Vec<i64> = blocks.iter().map(|block| block.height.as_i64()).collect();
+        let hashes: Vec<&[u8]> = blocks.iter().map(|block| block.hash.0.as_slice()).collect();
+        tx.execute("note a reorg", NOTE, &[&network.0, &heights, &hashes, &is_canonical, &reorg_id]).await?;
+    }
+    Ok(())
+}
+
 const DROP_FINAL: &str = "delete from raw.orphaned_blocks where network_id = $1 and height <= $2";
 
 /// Finality has passed these heights: nothing of them can come back.

@@ -335,6 +335,18 @@ pub async fn block_at(
     Ok(blocks_between(conn, network, HeightRange::one(height)).await?.pop())
 }
 
+const HASH_AT: &str = "select hash from raw.blocks where network_id = $1 and height = $2";
+
+/// The hash of the stored block at `height`, inside a transaction.
+pub async fn hash_at(
+    tx: &crate::db::Tx<'_>,
+    network: NetworkId,
+    height: Height,
+) -> Result<Option<BlockHash>, StoreError> {
+    let row = tx.query_opt("read a block's hash", HASH_AT, &[&network.0, &height.as_i64()]).await?;
+    row.map(|row| hash_of(row.get(0), "raw.blocks")).transpose()
+}
+
 /// Where a transaction is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TxFound {

@@ -1,1 +1,104 @@
 //! REST /v1, live stream and explorer pages over projection.*.
+//!
+//! - [`ApiState`]: pools, limits, the one reader of the live stream
+//! - [`router`]: everything public: `/v1`, `/openapi.json`, `/docs`, the explorer
+//! - [`admin_router`]: routes for the operator, behind a token, for a listener of their own
+//!
+//! The API reads projection.* and the bounded functions of migration 0007, and writes nothing.
+
+pub mod answer;
+mod cursor;
+pub mod dto;
+mod guard;
+mod openapi;
+mod pages;
+pub mod params;
+pub mod problem;
+mod reader;
+mod routes;
+mod state;
+mod stream;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::StatusCode;
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::compression::CompressionLayer;
+use tower_http::cors::{Any, CorsLayer};
+
+use crate::problem::Problem;
+pub use crate::reader::Sort;
+pub use crate::state::{ApiConfig, ApiState};
+
+/// Largest body: a hundred natural keys fit.
+const BODY_BYTES_MAX: usize = 64 * 1024;
+
+/// The public routes. Serve it with `into_make_service_with_connect_info::<SocketAddr>()`, or every client
+/// shares one rate limit.
+pub fn router(state: ApiState) -> Router {
+    let (v1, doc) = routes::documented(openapi::base(&state)).split_for_parts();
+    let doc = openapi::finish(doc);
+    let known: guard::KnownParameters = Arc::new(openapi::known_parameters(&doc));
+    let v1 = v1.layer(from_fn_with_state(known, guard::strict_parameters));
+    let document = Arc::new(doc);
+    let json = Arc::clone(&document);
+    let mut router = v1
+        .route("/openapi.json", get(move || async move { axum::Json(json.as_ref().clone()) }))
+        .route("/healthz", get(|| async { "ok\n" }));
+    if state.config().explorer {
+        router = router.merge(pages::routes(&state, document));
+    }
+    let router = router
+        .fallback(pages::not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(CatchPanicLayer::custom(guard::panicked))
+        .layer(from_fn_with_state(state.clone(), guard::time_limit))
+        .layer(from_fn_with_state(state.clone(), guard::rate_limit))
+        .layer(CompressionLayer::new())
+        .layer(cors())
+        .layer(from_fn(guard::security_headers))
+        .layer(from_fn(guard::measure));
+    router.with_state(state)
+}
+
+/// Routes for the operator: `extra` behind `Authorization: Bearer {token}`. An empty token lets nobody in.
+/// Never merge it into the public router: it belongs on a listener of its own.
+pub fn admin_router(token: &str, extra: Router) -> Router {
+    extra
+        .fallback(|| async { unknown_route() })
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(CatchPanicLayer::custom(guard::panicked))
+        .layer(from_fn_with_state(Arc::<str>::from(token), guard::require_token))
+        .layer(from_fn(guard::security_headers))
+        .layer(from_fn(guard::measure))
+}
+
+/// The OpenAPI document, without a database: for docs and lints.
+pub fn openapi_document(version: &str) -> serde_json::Value {
+    let (_, doc) = routes::documented(openapi::described(version)).split_for_parts();
+    openapi::finish(doc)
+}
+
+/// Anybody may read, nobody may send credentials.
+fn cors() -> CorsLayer {
+    CorsLayer::new().allow_origin(Any).allow_methods(Any).allow_headers(Any).expose_headers(Any)
+}
+
+fn unknown_route() -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, "unknown_route", "there is no such route", "See /docs for all routes.")
+}
+
+async fn method_not_allowed() -> impl IntoResponse {
+    Problem::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "method_not_allowed",
+        "this route does not take this method",
+        "See /docs for what it takes.",
+    )
+}

@@ -1,0 +1,53 @@
+//! Networks and how far they are read.
+
+use axum::Json;
+use axum::extract::State;
+
+use crate::answer::{Meta, One, Page};
+use crate::dto::Network;
+use crate::params::{P, Q, ReadParams};
+use crate::problem::Problem;
+use crate::reader::Reader;
+use crate::state::ApiState;
+
+/// All networks
+///
+/// Every network read here, with its head, its watermark and its tidemark. Not paged: there are a handful.
+#[utoipa::path(get, path = "/v1/networks", tag = "networks", responses((status = 200, body = Page<Network>)))]
+pub(crate) async fn list(State(state): State<ApiState>) -> Result<Json<Page<Network>>, Problem> {
+    let reader = Reader::open(&state).await?;
+    let items = reader.networks.iter().map(Network::from).collect();
+    Ok(Json(Page { items, next: None, meta: Meta::across(&reader.networks) }))
+}
+
+/// One network
+#[utoipa::path(get, path = "/v1/networks/{network}", tag = "networks",
+    params(("network" = String, Path, description = "Network id or short name"), ReadParams),
+    responses((status = 200, body = One<Network>)))]
+pub(crate) async fn one(
+    State(state): State<ApiState>,
+    P(network): P<String>,
+    Q(params): Q<ReadParams>,
+) -> Result<Json<One<Network>>, Problem> {
+    answer(&state, &network, &params).await
+}
+
+/// How far a network is read
+///
+/// With `min_height` it waits until that height is read: a cheap way to read your own writes.
+#[utoipa::path(get, path = "/v1/networks/{network}/status", tag = "networks",
+    params(("network" = String, Path, description = "Network id or short name"), ReadParams),
+    responses((status = 200, body = One<Network>)))]
+pub(crate) async fn status(
+    State(state): State<ApiState>,
+    P(network): P<String>,
+    Q(params): Q<ReadParams>,
+) -> Result<Json<One<Network>>, Problem> {
+    answer(&state, &network, &params).await
+}
+
+async fn answer(state: &ApiState, network: &str, params: &ReadParams) -> Result<Json<One<Network>>, Problem> {
+    params.refuse_as_of()?;
+    let (_, row) = Reader::at(state, network, params).await?;
+    Ok(Json(One { item: Network::from(&row), meta: Meta::of(&row) }))
+}

@@ -1,0 +1,112 @@
+//! What all requests share, and the background work of the API.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tidemark_store::Db;
+use tokio_util::sync::CancellationToken;
+
+use crate::guard::RateLimit;
+use crate::stream::Hub;
+
+/// How the API behaves. Every field has a default.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ApiConfig {
+    /// Requests per minute one client may send; bursts up to the same number.
+    pub requests_per_minute: u32,
+    /// Read the client's address from the last entry of X-Forwarded-For. Only behind a proxy of your own.
+    pub trust_forwarded_for: bool,
+    /// Live connections at once.
+    pub stream_clients_max: usize,
+    /// Pause between two looks at the live stream, in milliseconds.
+    pub stream_poll_ms: u64,
+    /// Longest answer, in seconds; then 504. Covers the five seconds of min_height.
+    pub request_timeout_seconds: u64,
+    /// Serve the explorer pages.
+    pub explorer: bool,
+    /// Serve the operator page (read-only).
+    pub operator_page: bool,
+    /// Shown in the docs and on the pages.
+    pub version: String,
+}
+
+impl Default for ApiConfig {
+    fn default() -> Self {
+        Self {
+            requests_per_minute: 1200,
+            trust_forwarded_for: false,
+            stream_clients_max: 512,
+            stream_poll_ms: 100,
+            request_timeout_seconds: 15,
+            explorer: true,
+            operator_page: true,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+}
+
+/// What all requests share. Cloning is cheap.
+#[derive(Clone)]
+pub struct ApiState {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    app: Db,
+    raw: Db,
+    config: ApiConfig,
+    limit: RateLimit,
+    hub: Hub,
+    closing: CancellationToken,
+}
+
+/// Forgotten clients leave the rate limiter's memory this often.
+const LIMITER_SWEEP: Duration = Duration::from_secs(30);
+
+impl ApiState {
+    /// `app` reads projection.* (role `tidemark_api`), `raw` the raw database through the same functions; they
+    /// may be one database. Give `app` a statement timeout: it is the bound of every read.
+    pub fn new(app: Db, raw: Db, config: ApiConfig) -> Self {
+        let limit = RateLimit::new(&config);
+        let hub = Hub::new(config.stream_clients_max);
+        Self { inner: Arc::new(Inner { app, raw, config, limit, hub, closing: CancellationToken::new() }) }
+    }
+
+    pub(crate) fn app(&self) -> &Db {
+        &self.inner.app
+    }
+    pub(crate) fn raw(&self) -> &Db {
+        &self.inner.raw
+    }
+    pub(crate) fn config(&self) -> &ApiConfig {
+        &self.inner.config
+    }
+    pub(crate) fn limit(&self) -> &RateLimit {
+        &self.inner.limit
+    }
+    pub(crate) fn hub(&self) -> &Hub {
+        &self.inner.hub
+    }
+    pub(crate) fn closing(&self) -> &CancellationToken {
+        &self.inner.closing
+    }
+
+    /// The background work: reads the live stream once for all clients and forgets idle clients of the rate
+    /// limiter. Ends when `token` is cancelled, and ends every live connection with it.
+    pub async fn run(&self, token: CancellationToken) {
+        let poll = Duration::from_millis(self.inner.config.stream_poll_ms.max(10));
+        let mut sweep = tokio::time::interval(LIMITER_SWEEP);
+        loop {
+            tokio::select! {
+                biased;
+                () = token.cancelled() => break,
+                _ = sweep.tick() => self.inner.limit.sweep(),
+                () = tokio::time::sleep(poll) => self.inner.hub.poll(&self.inner.app).await,
+            }
+        }
+        self.inner.hub.stop();
+        self.inner.closing.cancel();
+    }
+}

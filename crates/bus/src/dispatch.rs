@@ -44,6 +44,11 @@ pub trait Handler: Send + Sync + 'static {
     fn side_effects(&self) -> bool {
         false
     }
+    /// Slow or outside work for `batch`, before the transaction. It may run twice, or for nothing; its
+    /// result stays in the handler.
+    async fn prepare(&self, _batch: &[Delivered]) -> Result<(), HandleError> {
+        Ok(())
+    }
     /// Applies `batch`: in order, of one partition, none seen before. No network calls. An error rolls
     /// everything back; retries are the dispatcher's.
     async fn apply(&self, tx: &Tx<'_>, batch: &[Delivered]) -> Result<(), HandleError>;
@@ -613,6 +618,7 @@ impl Lane {
     /// One transaction: position, inbox, effect.
     async fn apply(&self, epoch: i64, expected: i64, batch: &[Delivered]) -> Result<(), Failure> {
         let (kind, stream, part) = (self.handler.kind(), self.stream, self.part);
+        caught(self.handler.prepare(batch)).await?;
         let mut conn = self.shared.db.conn().await?;
         let tx = conn.tx().await?;
         let position = buslog::lock_position(&tx, kind, stream, part, epoch).await?;
@@ -737,8 +743,12 @@ pub(crate) async fn run_handler(
     tx: &Tx<'_>,
     batch: &[Delivered],
 ) -> Result<(), HandleError> {
-    match AssertUnwindSafe(handler.apply(tx, batch)).catch_unwind().await {
-        Ok(applied) => applied,
+    caught(handler.apply(tx, batch)).await
+}
+
+async fn caught(work: impl Future<Output = Result<(), HandleError>>) -> Result<(), HandleError> {
+    match AssertUnwindSafe(work).catch_unwind().await {
+        Ok(done) => done,
         Err(panic) => {
             let text = panic
                 .downcast_ref::<&str>()

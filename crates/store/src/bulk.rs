@@ -521,45 +521,21 @@ pub async fn distrust(tx: &Tx<'_>, contracts: &[(Uuid, String)]) -> Result<(), S
     Ok(())
 }
 
-const NEVER_ASKED: &str = "
-    select p.n from unnest($1::uuid[], $2::uuid[]) with ordinality as p (asset_id, account_id, n)
-     where not exists (select 1 from ledger.openings o
-                        where o.asset_id = p.asset_id and o.account_id = p.account_id)
-     order by p.n";
-const RECORD_OPENINGS: &str = "
-    insert into ledger.openings (asset_id, account_id, network_id, qty)
-    select asset_id, account_id, $1, qty
-      from unnest($2::uuid[], $3::uuid[], $4::numeric[]) as o (asset_id, account_id, qty)
-     order by asset_id, account_id
-    on conflict (asset_id, account_id) do nothing";
+const COUNT_EVENTS: &str = "
+    update projection.network_status set events_total = events_total + $2 where network_id = $1";
+const COUNT_REORG: &str = "
+    update projection.network_status set reorgs_total = reorgs_total + 1 where network_id = $1";
 
-/// Which of `pairs` (by position) have never been asked for their opening balance.
-pub async fn openings_never_asked(
-    conn: &Conn,
-    pairs: &[(AssetId, AccountId)],
-) -> Result<Vec<usize>, StoreError> {
-    let (assets, accounts): (Vec<Uuid>, Vec<Uuid>) =
-        pairs.iter().map(|(asset, account)| (asset.0, account.0)).unzip();
-    let rows = conn.query("look for asked openings", NEVER_ASKED, &[&assets, &accounts]).await?;
-    Ok(rows
-        .iter()
-        .map(|row| usize::try_from(row.get::<_, i64>(0) - 1).expect("ordinality starts at one"))
-        .collect())
+/// Adds to the number of canonical events shown for a network.
+pub async fn count_events(tx: &Tx<'_>, network: NetworkId, events: usize) -> Result<(), StoreError> {
+    let events = i64::try_from(events).unwrap_or(i64::MAX);
+    tx.execute("count events", COUNT_EVENTS, &[&network.0, &events]).await?;
+    Ok(())
 }
 
-/// Records answers, so that nobody asks again.
-pub async fn record_openings(
-    tx: &Tx<'_>,
-    network: NetworkId,
-    answers: &[(AssetId, AccountId, Option<U256>)],
-) -> Result<(), StoreError> {
-    if answers.is_empty() {
-        return Ok(());
-    }
-    let assets: Vec<Uuid> = answers.iter().map(|answer| answer.0.0).collect();
-    let accounts: Vec<Uuid> = answers.iter().map(|answer| answer.1.0).collect();
-    let quantities: Vec<Option<U256>> = answers.iter().map(|answer| answer.2).collect();
-    tx.execute("record openings", RECORD_OPENINGS, &[&network.0, &assets, &accounts, &quantities]).await?;
+/// Adds one to the number of reorgs shown for a network.
+pub async fn count_reorg(tx: &Tx<'_>, network: NetworkId) -> Result<(), StoreError> {
+    tx.execute("count a reorg", COUNT_REORG, &[&network.0]).await?;
     Ok(())
 }
 

@@ -11,8 +11,8 @@ mod read;
 mod write;
 
 pub use read::{
-    BlockFound, RawChunks, RawReader, TxFound, block_at, block_lookup, blocks_between, covered_through, hash_at,
-    tx_lookup,
+    BlockFound, RawChunks, RawReader, TxFound, block_at, block_lookup, blocks_between, covered_through,
+    hash_at, tx_lookup,
 };
 pub use write::{PAYLOAD_INLINE_MAX_BYTES, Prepared, RawWriter};
 

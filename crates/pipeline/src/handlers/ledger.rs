@@ -18,7 +18,8 @@ use uuid::Uuid;
 
 use super::payload;
 use crate::workers::{
-    BlockInput, BlockOutcome, Cause, Openings, WorkError, advance_finality, handle_reorg, prepare, process_block,
+    BlockInput, BlockOutcome, Cause, Openings, WorkError, advance_finality, handle_reorg, prepare,
+    process_block,
 };
 
 /// Balances older than the start block asked for on behalf of one block.
@@ -59,7 +60,9 @@ impl LedgerHandler {
 
     fn adapter(&self, network: NetworkId) -> Result<&Arc<dyn ChainAdapter>, HandleError> {
         self.adapters.get(&network).ok_or_else(|| {
-            HandleError::poison(format!("network {network} is not configured here; add it to tidemark.toml and release"))
+            HandleError::poison(format!(
+                "network {network} is not configured here; add it to tidemark.toml and release"
+            ))
         })
     }
 
@@ -71,9 +74,10 @@ impl LedgerHandler {
         drop(conn);
         let Some(block) = block.filter(|block| block.hash == event.hash) else { return Ok(None) };
         let parsed = adapter.parse(&block);
-        let openings = prepare(&self.app, &**adapter, adapter.network(), &parsed.events, OPENINGS_PER_BLOCK_MAX)
-            .await
-            .map_err(|error| self.refused(error))?;
+        let openings =
+            prepare(&self.app, &**adapter, adapter.network(), &parsed.events, OPENINGS_PER_BLOCK_MAX)
+                .await
+                .map_err(|error| self.refused(error))?;
         Ok(Some(Ready { block, parsed, openings }))
     }
 
@@ -125,12 +129,22 @@ impl LedgerHandler {
     async fn finality(&self, tx: &Tx<'_>, delivered: &Delivered) -> Result<(), HandleError> {
         let event: FinalityAdvanced = payload(delivered)?;
         let network = self.adapter(event.network_id)?.network();
-        let done =
-            advance_finality(tx, network, event.finalized_height, Some(event.finalized_hash), &cause(delivered)).await;
+        let done = advance_finality(
+            tx,
+            network,
+            event.finalized_height,
+            Some(event.finalized_hash),
+            &cause(delivered),
+        )
+        .await;
         let done = done.map_err(|error| self.refused(error))?;
         if !done.quarantined.is_empty() {
-            tracing::error!(network_id = network.id.0, events = done.quarantined.len(), action = "quarantine",
-                "Events that would make a balance negative were set aside.");
+            tracing::error!(
+                network_id = network.id.0,
+                events = done.quarantined.len(),
+                action = "quarantine",
+                "Events that would make a balance negative were set aside."
+            );
         }
         Ok(self.emitter.append(tx, &done.drafts).await?)
     }
@@ -138,7 +152,10 @@ impl LedgerHandler {
     fn refused(&self, error: WorkError) -> HandleError {
         match error {
             WorkError::Store(error) => HandleError::Store(error),
-            WorkError::Chain(error) => HandleError::Retry { reason: "the chain could not be asked".into(), source: Some(Box::new(error)) },
+            WorkError::Chain(error) => HandleError::Retry {
+                reason: "the chain could not be asked".into(),
+                source: Some(Box::new(error)),
+            },
             error @ WorkError::ReorgExpected { .. } => {
                 HandleError::Retry { reason: error.to_string(), source: None }
             }
@@ -148,11 +165,14 @@ impl LedgerHandler {
     }
 
     async fn halt_if_final(&self, delivered: &Delivered, error: &HandleError) {
-        if !matches!(error, HandleError::Poison { .. }) || delivered.envelope.event_type != "chain.reorg.detected" {
+        if !matches!(error, HandleError::Poison { .. })
+            || delivered.envelope.event_type != "chain.reorg.detected"
+        {
             return;
         }
         let Ok(event) = payload::<ReorgDetected>(delivered) else { return };
-        let halted = async { cursor::halt(&self.raw.conn().await?, event.network_id, &error.to_string()).await };
+        let halted =
+            async { cursor::halt(&self.raw.conn().await?, event.network_id, &error.to_string()).await };
         if let Err(error) = halted.await {
             tracing::error!(network_id = event.network_id.0, %error, action = "halt", "The halt could not be recorded.");
         }
@@ -237,8 +257,9 @@ fn card(network: NetworkId, block: &RawBlock, events: usize) -> BlockCard {
 fn raw_error(error: RawError) -> HandleError {
     match error {
         RawError::Store(error) => HandleError::Store(error),
-        error @ RawError::Blob(_) => {
-            HandleError::Retry { reason: "a body could not be read from object storage".into(), source: Some(Box::new(error)) }
-        }
+        error @ RawError::Blob(_) => HandleError::Retry {
+            reason: "a body could not be read from object storage".into(),
+            source: Some(Box::new(error)),
+        },
     }
 }

@@ -71,7 +71,8 @@ impl Handler for ProjectorHandler {
         let envelopes: Vec<&Envelope> = batch.iter().map(|delivered| &delivered.envelope).collect();
         for (network, keys) in touched(&envelopes).map_err(refused)? {
             let done = rebuild_keys(tx, network, &keys).await.map_err(refused)?;
-            projection::count_activity(tx, network, i64::try_from(keys.events.len()).unwrap_or(i64::MAX)).await?;
+            projection::count_activity(tx, network, i64::try_from(keys.events.len()).unwrap_or(i64::MAX))
+                .await?;
             self.emitter.append(tx, &done.drafts).await?;
         }
         Ok(())

@@ -1,12 +1,15 @@
 //! A segment applied: one transaction, from the fence to the checkpoint.
 
+use std::collections::BTreeMap;
+
 use alloy_primitives::U256;
 use alloy_primitives::map::HashMap;
 use tidemark_model::chain::{BalanceAsk, ChainAdapter, Network, ParsedBlock, RawBlock, Standard};
 use tidemark_model::ids::{AccountId, AssetId, EventId, HeightRange};
 use tidemark_store::bulk::{self, BelowZero, Log, Merge, QuarantineRow};
 use tidemark_store::copy::CopyBuffer;
-use tidemark_store::{Conn, StoreError, Tx};
+use tidemark_store::ledger::{self, OpeningRow, OpeningState, Pair};
+use tidemark_store::{Conn, StoreError, Tx, projection};
 
 use super::HistoryError;
 use super::segment::{Before, Segment, SegmentAsset, build};
@@ -47,7 +50,7 @@ pub async fn apply_blocks(
 /// Starting in the middle, an account may hold units of a class since before: the chain is asked once for
 /// every pair that moves. Single tokens need no question (see [`learn`]).
 async fn ask_openings(
-    conn: &Conn,
+    conn: &mut Conn,
     adapter: &dyn ChainAdapter,
     segment: &Segment,
 ) -> Result<Vec<(AssetId, AccountId, Option<U256>)>, HistoryError> {
@@ -64,7 +67,13 @@ async fn ask_openings(
         .iter()
         .map(|change| (segment.asset(change.asset).id, segment.account(change.account).id))
         .collect();
-    let new = bulk::openings_never_asked(conn, &pairs).await?;
+    let known = {
+        let tx = conn.tx().await?;
+        let known = ledger::read_openings(&tx, &pairs.iter().copied().collect()).await?;
+        tx.rollback().await?;
+        known
+    };
+    let new: Vec<usize> = (0..pairs.len()).filter(|at| !known.contains_key(&pairs[*at])).collect();
     let mut answers = Vec::with_capacity(new.len());
     for chunk in new.chunks(ASKS_MAX) {
         let asks: Vec<BalanceAsk> = chunk
@@ -105,6 +114,7 @@ async fn apply(
     if progress.head + 1 != segment.range.from().as_i64() || progress.finalized != progress.head {
         return Err(StoreError::Fenced { what: format!("the ledger of {}", network.slug) }.into());
     }
+    projection::lock_network(&tx, network.id).await?;
     let below_zero = bulk::stage(&tx, merge_rows(network, segment)).await?;
     if !below_zero.is_empty() {
         tx.rollback().await?;
@@ -128,11 +138,42 @@ async fn apply(
     bulk::merge_statistics(&tx, network.id, now).await?;
     let height = segment.range.last().as_i64();
     bulk::add_digests(&tx, network.id, &segment.digest, height).await?;
-    bulk::record_openings(&tx, network.id, openings).await?;
+    ledger::record_openings(&tx, network.id, &opening_rows(segment, openings), true).await?;
+    bulk::count_events(&tx, network.id, usize::try_from(segment.events).unwrap_or(usize::MAX)).await?;
+    projection::move_watermark(&tx, network.id, height).await?;
     quarantine(&tx, network, segment).await?;
     bulk::finish(&tx, network.id, progress.head, height).await?;
     tx.commit().await?;
     Ok(Applied::Done)
+}
+
+/// What is known of openings after this segment: the chain's answers, and what was spent without one.
+fn opening_rows(
+    segment: &Segment,
+    answers: &[(AssetId, AccountId, Option<U256>)],
+) -> BTreeMap<Pair, OpeningRow> {
+    let mut rows: BTreeMap<Pair, OpeningRow> = answers
+        .iter()
+        .map(|(asset, account, answer)| {
+            let (state, qty) = match answer {
+                Some(qty) => (OpeningState::Known, *qty),
+                None => (OpeningState::Unknown, U256::ZERO),
+            };
+            ((*asset, *account), OpeningRow { state, qty, parts: u32::from(!qty.is_zero()) })
+        })
+        .collect();
+    for (asset, account, qty) in &segment.opened {
+        let single = segment.assets.iter().any(|one| one.id == *asset && one.standard == Standard::Erc721);
+        let state = if single { OpeningState::Known } else { OpeningState::Implied };
+        rows.entry((*asset, *account))
+            .and_modify(|row| {
+                if row.state == OpeningState::Unknown {
+                    *row = OpeningRow { state, qty: *qty, parts: 1 };
+                }
+            })
+            .or_insert(OpeningRow { state, qty: *qty, parts: 1 });
+    }
+    rows
 }
 
 fn merge_rows(network: &Network, segment: &Segment) -> Merge {

@@ -153,6 +153,8 @@ pub struct Segment {
     pub balances: Vec<BalanceChange>,
     /// Change of the digest per bucket.
     pub digest: Vec<Digest>,
+    /// Openings written: asset, account, quantity.
+    pub opened: Vec<(AssetId, AccountId, U256)>,
     /// Events whose effect was refused.
     pub refused: Vec<Refused>,
     /// Records that break their standard, with their height.
@@ -183,6 +185,39 @@ impl Segment {
             standard: asset.standard,
         }
     }
+}
+
+/// What an event's row says of itself, beside its block.
+struct Place<'a> {
+    source: &'a SourceEventId,
+    sub_index: u32,
+    kind: EventKind,
+    tx: &'a [u8],
+    index: i32,
+    blob_ref: Option<&'a str>,
+    /// The event whose block and time these are.
+    of: &'a RawEvent,
+}
+
+impl<'a> Place<'a> {
+    fn of(event: &'a RawEvent) -> Self {
+        Self {
+            source: &event.source_event_id,
+            sub_index: event.sub_index,
+            kind: event.event_kind,
+            tx: event.tx_hash.as_bytes(),
+            index: i32::try_from(event.event_index).expect("an index in a block fits in 31 bits"),
+            blob_ref: event.blob_ref.as_deref(),
+            of: event,
+        }
+    }
+}
+
+/// Where a leg stands in the history of balances.
+struct Stands {
+    height: i64,
+    index: i32,
+    time: OffsetDateTime,
 }
 
 /// Builds segments; reuses nothing between them, so that a segment depends on its blocks alone.
@@ -228,6 +263,7 @@ pub fn build(
             assets: Vec::new(),
             balances: Vec::new(),
             digest: vec![Digest::default(); BUCKETS],
+            opened: Vec::new(),
             refused: Vec::new(),
             quarantined: Vec::new(),
             last_time: blocks.last().map_or(OffsetDateTime::UNIX_EPOCH, |(block, _)| block.time),
@@ -267,7 +303,7 @@ impl Builder<'_> {
     fn event(&mut self, event: &RawEvent) {
         let id = EventId::of(&event.source_event_id, event.sub_index);
         let Some(asset_ref) = event.asset_refs.first() else {
-            self.event_row(id, event, None);
+            self.event_row(id, &Place::of(event), None);
             return;
         };
         let moves = event.movement();
@@ -278,7 +314,7 @@ impl Builder<'_> {
             moves.is_some(),
         );
         let asset = self.asset(collection, &asset_ref.token_id_raw, asset_ref.standard, event);
-        self.event_row(id, event, Some((asset, collection)));
+        self.event_row(id, &Place::of(event), Some((asset, collection)));
         let Some(movement) = moves else { return };
         let from = movement.from.map(|address| self.account(address, event));
         let to = movement.to.map(|address| self.account(address, event));
@@ -332,15 +368,23 @@ impl Builder<'_> {
             });
             return;
         }
+        if movement.qty.is_zero() {
+            return; // It changes no balance and leaves no trace in the history of balances.
+        }
+        let stands = Stands {
+            height: event.block_number.as_i64(),
+            index: i32::try_from(event.event_index).expect("an index in a block fits in 31 bits"),
+            time: event.event_time,
+        };
         if let Some(from) = from {
-            self.leg(id, event, asset, from, SignedQty::loss(movement.qty), 0);
+            self.leg(id, &stands, asset, from, SignedQty::loss(movement.qty), 0);
         }
         if let Some(to) = to {
-            self.leg(id, event, asset, to, SignedQty::gain(movement.qty), 1);
+            self.leg(id, &stands, asset, to, SignedQty::gain(movement.qty), 1);
         }
         if from.is_none() || to.is_none() {
             let touched = &mut self.segment.assets[index(asset)];
-            touched.burnt |= to.is_none() && !movement.qty.is_zero();
+            touched.burnt |= to.is_none();
             touched.supply = touched.supply.checked_add(signed).unwrap_or(touched.supply);
         }
     }
@@ -374,27 +418,44 @@ impl Builder<'_> {
         if qty.is_zero() || !self.opened.insert((asset, account)) {
             return;
         }
-        let opening = opening_event(self.network, asset_id, account_id, cause);
-        let id = EventId::of(&opening.source_event_id, 0);
+        let source = SourceEventId::opening(self.network.id, asset_id, account_id);
+        let id = EventId::of(&source, 0);
         let collection = self.segment.assets[index(asset)].collection;
-        self.event_row(id, &opening, Some((asset, collection)));
+        let place = Place {
+            source: &source,
+            sub_index: 0,
+            kind: EventKind::Opening,
+            tx: &[0; 32],
+            index: -1,
+            blob_ref: None,
+            of: cause,
+        };
+        self.event_row(id, &place, Some((asset, collection)));
         self.segment.delta_rows.row().uuid(id.0).i32(0).uuid(asset_id.0).null().uuid(account_id.0).u256(qty);
-        self.leg(id, &opening, asset, account, SignedQty::gain(qty), 1);
+        // In the history it stands before our first block: it was true all along.
+        let stands = Stands {
+            height: self.network.start_block.as_i64() - 1,
+            index: -1,
+            time: OffsetDateTime::UNIX_EPOCH,
+        };
+        self.leg(id, &stands, asset, account, SignedQty::gain(qty), 1);
+        self.segment.opened.push((asset_id, account_id, qty));
         let touched = &mut self.segment.assets[index(asset)];
         touched.supply = touched.supply.checked_add(SignedQty::gain(qty)).unwrap_or(touched.supply);
     }
 
-    fn event_row(&mut self, id: EventId, event: &RawEvent, asset: Option<(u32, u32)>) {
+    fn event_row(&mut self, id: EventId, place: &Place<'_>, asset: Option<(u32, u32)>) {
+        let event = place.of;
         self.segment.events += 1;
         self.segment.event_ids.row().uuid(id.0);
         let mut sub_index = [0_u8; 10];
-        let sub_index = decimal(event.sub_index, &mut sub_index);
+        let sub_index = decimal(place.sub_index, &mut sub_index);
         self.segment
             .key_rows
             .row()
             .uuid(id.0)
-            .bytea(&event_uid(&event.source_event_id, event.sub_index))
-            .text(event.source_event_id.as_str())
+            .bytea(&event_uid(place.source, place.sub_index))
+            .text(place.source.as_str())
             .text(sub_index)
             .i32(self.network.id.0)
             .i64(event.block_number.as_i64())
@@ -408,23 +469,23 @@ impl Builder<'_> {
             .event_rows
             .row()
             .uuid(id.0)
-            .text(event.source_event_id.as_str())
+            .text(place.source.as_str())
             .text(sub_index)
             .i32(self.network.id.0)
-            .text(event.event_kind.as_str())
+            .text(place.kind.as_str())
             .opt(ids.map(|ids| ids.0), CopyBuffer::uuid)
             .opt(ids.map(|ids| ids.1), CopyBuffer::uuid)
             .i64(event.block_number.as_i64())
             .bytea(&event.block_hash.0)
-            .bytea(event.tx_hash.as_bytes())
-            .i32(i32::try_from(event.event_index).expect("an index in a block fits in 31 bits"))
+            .bytea(place.tx)
+            .i32(place.index)
             .timestamp(event.event_time)
             .text("finalized")
             .bool(false)
-            .opt(event.blob_ref.as_deref(), CopyBuffer::text);
+            .opt(place.blob_ref, CopyBuffer::text);
     }
 
-    fn leg(&mut self, id: EventId, event: &RawEvent, asset: u32, account: u32, qty: SignedQty, leg: i16) {
+    fn leg(&mut self, id: EventId, stands: &Stands, asset: u32, account: u32, qty: SignedQty, leg: i16) {
         let (asset_id, account_id) =
             (self.segment.assets[index(asset)].id, self.segment.accounts[index(account)].id);
         self.segment
@@ -433,10 +494,10 @@ impl Builder<'_> {
             .uuid(asset_id.0)
             .uuid(account_id.0)
             .i32(self.network.id.0)
-            .i64(event.block_number.as_i64())
-            .i32(i32::try_from(event.event_index).expect("an index in a block fits in 31 bits"))
+            .i64(stands.height)
+            .i32(stands.index)
             .qty(qty)
-            .timestamp(event.event_time)
+            .timestamp(stands.time)
             .uuid(id.0)
             .i16(leg);
         self.segment.digest[usize::from(bucket_of(asset_id))].add(asset_id, account_id, qty);
@@ -536,18 +597,6 @@ impl Builder<'_> {
         });
         self.asset_index.insert(key, at);
         at
-    }
-}
-
-/// The synthetic event that carries a balance older than the start block (ADR 0008).
-pub fn opening_event(network: &Network, asset: AssetId, account: AccountId, cause: &RawEvent) -> RawEvent {
-    RawEvent {
-        source_event_id: SourceEventId::opening(network.id, asset, account),
-        sub_index: 0,
-        event_kind: EventKind::Opening,
-        asset_refs: cause.asset_refs.clone(),
-        ownership_deltas: Vec::new(),
-        ..cause.clone()
     }
 }
 

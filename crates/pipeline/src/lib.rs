@@ -5,4 +5,5 @@ pub mod handlers;
 pub mod history;
 pub mod ingest;
 pub mod projectors;
+pub mod status;
 pub mod workers;

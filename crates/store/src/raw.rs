@@ -12,7 +12,7 @@ mod write;
 
 pub use read::{
     BlockFound, RawChunks, RawReader, TxFound, block_at, block_lookup, blocks_between, covered_through,
-    hash_at, tx_lookup,
+    hash_at, newest_block, tx_lookup,
 };
 pub use write::{PAYLOAD_INLINE_MAX_BYTES, Prepared, RawWriter};
 

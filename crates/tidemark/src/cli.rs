@@ -35,6 +35,14 @@ pub enum Command {
         after_help = "Examples:\n  tidemark run --config tidemark.toml\n  tidemark run --roles ingest,relay --config tidemark.toml"
     )]
     Run(RunArgs),
+    /// Read history until it is final, applied and projected, then exit
+    #[command(
+        long_about = "Reads all configured networks up to their finalized height (or a height of yours), applies \
+                      everything to the ledger and the projections, and exits with a summary. Starts again where \
+                      it stopped. Without a configured database it uses a private Postgres in the data directory.",
+        after_help = "Examples:\n  tidemark sync --config tidemark.toml\n  tidemark sync --config tidemark.toml --until 19000000 --json"
+    )]
+    Sync(SyncArgs),
     /// Bring the database to the newest schema
     #[command(
         long_about = "Applies the migrations that the database does not have yet, under an advisory lock: several \
@@ -78,8 +86,8 @@ pub struct DevArgs {
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
     /// Seed of the simulated chain: the same seed gives the same chain
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
     /// Read this node instead of the simulated chain
     #[arg(long, value_name = "URL")]
     pub rpc: Option<String>,
@@ -100,6 +108,41 @@ pub struct RunArgs {
         default_value = "ingest,relay,workers,api"
     )]
     pub roles: Vec<Role>,
+}
+
+/// `sync`
+#[derive(Debug, Args)]
+pub struct SyncArgs {
+    /// See [`ConfigArgs`].
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Where to stop: `finalized` (as of the start) or a height
+    #[arg(long, value_name = "finalized|HEIGHT", default_value = "finalized", value_parser = until)]
+    pub until: Until,
+    /// Where the private Postgres keeps its files, if no database is configured [default: ./.tidemark]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// End with one JSON line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where `sync` stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// The finalized height when it began.
+    Finalized,
+    /// This height, once it is final.
+    Height(u64),
+}
+
+fn until(text: &str) -> Result<Until, String> {
+    match text {
+        "finalized" => Ok(Until::Finalized),
+        height => {
+            height.parse().map(Until::Height).map_err(|_| "say `finalized` or a block height".to_owned())
+        }
+    }
 }
 
 /// `status`

@@ -6,8 +6,9 @@ use tidemark_store::migrate;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::Config;
+use crate::dev_chain::DevChain;
 use crate::embedded_pg::{EmbeddedPg, Options};
-use crate::supervise::{Limits, Supervisor};
+use crate::supervise::{Halt, Limits, Stage, Supervisor};
 use crate::wire::{self, Context, Role};
 use crate::{exit, telemetry};
 
@@ -33,6 +34,11 @@ impl Host {
     /// Brings up the database and its schema; starts no role yet.
     pub async fn open(config: Config, embedded: Embedded) -> anyhow::Result<Self> {
         check_ports(&config).await?;
+        Self::open_quiet(config, embedded).await
+    }
+
+    /// The same for a command that listens nowhere.
+    pub async fn open_quiet(config: Config, embedded: Embedded) -> anyhow::Result<Self> {
         let metrics = telemetry::init_metrics()?;
         let server = match embedded {
             Embedded::Allowed if config.database.app_url.is_none() => {
@@ -54,6 +60,21 @@ impl Host {
     pub async fn start(&self, roles: &[Role]) -> anyhow::Result<()> {
         wire::start_base(&self.ctx, self.embedded.as_ref(), &self.group);
         wire::start_roles(&self.ctx, roles, &self.group).await
+    }
+
+    /// Keeps the simulated chain of `dev` going as a part of this process.
+    pub fn start_chain(&self, chain: DevChain) {
+        let chain = Arc::new(tokio::sync::Mutex::new(Some(chain)));
+        self.group.start("simnet", Stage::Source, move |running| {
+            let chain = Arc::clone(&chain);
+            async move {
+                let chain = chain.lock().await.take();
+                let chain = chain
+                    .ok_or_else(|| Halt("the simulated chain ended; start again to go on".to_owned()))?;
+                running.up();
+                chain.run(running.stop.clone()).await
+            }
+        });
     }
 
     /// Drains the roles, then stops the private Postgres.

@@ -4,9 +4,12 @@
 pub mod cli;
 pub mod commands;
 pub mod config;
+pub mod dev_chain;
 pub mod embedded_pg;
 pub mod exit;
 pub mod host;
+pub mod parts;
+pub mod roles;
 pub mod supervise;
 pub mod telemetry;
 pub mod wire;

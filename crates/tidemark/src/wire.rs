@@ -151,12 +151,19 @@ fn processes(instance: &str, group: &Supervisor) -> Vec<Process> {
 }
 
 /// Starts the parts of `roles` as supervised tasks of `group`.
-pub async fn start_roles(_ctx: &Context, roles: &[Role], _group: &Supervisor) -> anyhow::Result<()> {
+pub async fn start_roles(ctx: &Context, roles: &[Role], group: &Supervisor) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        !roles.contains(&Role::Executor),
+        "the executor role is not in this version: leave it out of --roles"
+    );
+    let shop = crate::roles::Shop::open(ctx)?;
     for role in roles {
         match role {
-            Role::Ingest | Role::Relay | Role::Workers | Role::Api | Role::Executor => {
-                tracing::warn!(role = %role, action = "role_missing", "This build has no parts for this role.");
-            }
+            Role::Ingest => shop.ingest(group),
+            Role::Relay => shop.relay(group),
+            Role::Workers => shop.workers(group),
+            Role::Api => shop.api(group)?,
+            Role::Executor => unreachable!("refused above"),
         }
     }
     Ok(())

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde::Deserialize;
 use tidemark_bus::dispatch::{Accepts, Delivered, HandleError, Handler};
+use tidemark_bus::relay::RelayHandle;
 use tidemark_model::envelope::Envelope;
 use tidemark_model::ids::{Height, HeightRange, NetworkId};
 use tidemark_store::outbox::Emitter;
@@ -20,12 +21,13 @@ pub struct ProjectorHandler {
     app: Db,
     partitions: Arc<Partitions>,
     emitter: Arc<Emitter>,
+    relay: RelayHandle,
 }
 
 impl ProjectorHandler {
     /// A handler for all networks.
-    pub fn new(app: Db, partitions: Arc<Partitions>, emitter: Arc<Emitter>) -> Self {
-        Self { app, partitions, emitter }
+    pub fn new(app: Db, partitions: Arc<Partitions>, emitter: Arc<Emitter>, relay: RelayHandle) -> Self {
+        Self { app, partitions, emitter, relay }
     }
 }
 
@@ -75,6 +77,7 @@ impl Handler for ProjectorHandler {
                 .await?;
             self.emitter.append(tx, &done.drafts).await?;
         }
+        self.relay.wake();
         Ok(())
     }
 }

@@ -442,3 +442,15 @@ pub async fn covered_through(conn: &Conn, network: NetworkId, after: i64) -> Res
     let all = i64::try_from(ends.len()).expect("few shards") >= shards.max(1);
     Ok(if all { ends.values().min().map_or(after, |end| end - 1) } else { after })
 }
+
+const NEWEST_BLOCK: &str = "
+    select height, block_time from raw.blocks where network_id = $1 order by height desc limit 1";
+
+/// Height and time of the newest stored block.
+pub async fn newest_block(
+    conn: &Conn,
+    network: NetworkId,
+) -> Result<Option<(i64, OffsetDateTime)>, StoreError> {
+    let row = conn.query_opt("read the newest block", NEWEST_BLOCK, &[&network.0]).await?;
+    Ok(row.map(|row| (row.get(0), row.get(1))))
+}

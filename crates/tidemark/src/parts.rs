@@ -1,0 +1,165 @@
+//! What roles are built from: adapters, outbox, bus, object storage. Made once per process.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use async_trait::async_trait;
+use tidemark_adapters::evm::{EvmAdapter, EvmConfig, FinalityRule, HeaderPolicy, Mode};
+use tidemark_bus::registry::Registry;
+use tidemark_bus::relay::RelayHandle;
+use tidemark_model::chain::{ChainAdapter, Family};
+use tidemark_model::envelope::Draft;
+use tidemark_model::redact::RedactedUrl;
+use tidemark_pipeline::ingest::{Emit, IngestOptions};
+use tidemark_rpc::EndpointConfig;
+use tidemark_store::blob::{BlobStore, ObjectBlobs};
+use tidemark_store::outbox::{Emitter, EmitterOptions, OutboxError, Partitions as StreamPartitions};
+use tidemark_store::partitions::{PartitionSizes, Partitions};
+use tidemark_store::raw::RawReader;
+use tidemark_store::{StoreError, Tx};
+
+use crate::config::{self, Config, NetworkConfig};
+
+/// Everything roles share.
+#[derive(Clone)]
+pub struct Parts {
+    /// One adapter per network.
+    pub adapters: Vec<Arc<dyn ChainAdapter>>,
+    /// All event schemas.
+    pub registry: Arc<Registry>,
+    /// The only way to emit.
+    pub emitter: Arc<Emitter>,
+    /// Streams and their partition counts.
+    pub streams: StreamPartitions,
+    /// Large bodies.
+    pub blobs: Arc<dyn BlobStore>,
+    /// Raw blocks, whole.
+    pub reader: RawReader,
+    /// Height partitions.
+    pub partitions: Arc<Partitions>,
+}
+
+impl Parts {
+    /// Builds them; asks no node yet.
+    pub fn new(config: &Config, instance: &str) -> anyhow::Result<Self> {
+        let adapters =
+            config.networks.iter().map(|network| adapter(config, network)).collect::<Result<Vec<_>, _>>()?;
+        let registry = Arc::new(Registry::builtin());
+        // The live stream's number is its Last-Event-ID: one partition, one order.
+        let streams = StreamPartitions::with_default(config.bus.partitions).with("projection", 1);
+        let mut options = EmitterOptions { partitions: streams.clone(), ..EmitterOptions::default() };
+        instance.clone_into(&mut options.source.instance);
+        let emitter = Arc::new(Emitter::new(options, Arc::clone(&registry) as Arc<_>));
+        let blobs: Arc<dyn BlobStore> = Arc::new(open_objects(config)?);
+        Ok(Self {
+            adapters,
+            registry,
+            emitter,
+            streams,
+            reader: RawReader::new(Arc::clone(&blobs)),
+            blobs,
+            partitions: Arc::new(Partitions::new(PartitionSizes::default(), Default::default())),
+        })
+    }
+
+    /// How this process ingests.
+    pub fn ingest_options(config: &Config, instance: &str) -> IngestOptions {
+        let poll = Duration::from_millis(config.ingest.poll_interval_ms);
+        IngestOptions {
+            instance: instance.to_owned(),
+            poll_interval_min: poll.mul_f64(5.0 / 6.0),
+            poll_interval_max: poll.mul_f64(7.0 / 6.0),
+            ranges_in_flight: config.ingest.history_ranges_in_flight,
+            lease_range: config.ingest.lease_range,
+            payload_inline_max_bytes: config.ingest.payload_inline_max_bytes,
+            ..IngestOptions::default()
+        }
+    }
+}
+
+fn open_objects(config: &Config) -> anyhow::Result<ObjectBlobs> {
+    let text = config.objects.url.expose();
+    let url = RedactedUrl::parse(text)
+        .with_context(|| format!("objects.url {} cannot be read", config.objects.url))?;
+    ObjectBlobs::open(&url).with_context(|| format!("objects.url {} cannot be opened", config.objects.url))
+}
+
+fn adapter(config: &Config, network: &NetworkConfig) -> anyhow::Result<Arc<dyn ChainAdapter>> {
+    anyhow::ensure!(
+        network.family == Family::Evm,
+        "network {}: family {:?} is not in this version; only \"evm\" is",
+        network.slug,
+        network.family.as_str()
+    );
+    let ingest = &config.ingest;
+    let per_second = |calls: u64| u32::try_from(calls).ok().and_then(NonZeroU32::new);
+    let endpoints = network
+        .rpc
+        .iter()
+        .map(|url| EndpointConfig {
+            rps: ingest.rpc_rps_max.and_then(per_second),
+            ..EndpointConfig::new(url.clone())
+        })
+        .collect();
+    let chain_id = u64::try_from(network.id.0).context("an EVM network's id is its chain id, above zero")?;
+    let mut evm = EvmConfig::new(network.network(ingest), chain_id, endpoints);
+    evm.ws.clone_from(&network.ws);
+    evm.contracts.clone_from(&network.contracts);
+    evm.mode = match network.mode {
+        config::Mode::Logs => Mode::Logs,
+        config::Mode::Full => Mode::Full,
+    };
+    evm.finality = match network.finality {
+        config::Finality::Tag => FinalityRule::Tag,
+        config::Finality::Depth(depth) => FinalityRule::Depth(depth),
+    };
+    evm.headers = match network.headers {
+        config::Headers::All => HeaderPolicy::All,
+        config::Headers::WithRecords => HeaderPolicy::WithRecords,
+    };
+    (evm.step_init, evm.step_min, evm.step_max) =
+        (ingest.getlogs_step_init, ingest.getlogs_step_min, ingest.getlogs_step_max);
+    let set = |name: &str, slot: &mut Duration| {
+        if let Some(millis) = ingest.rpc_timeouts_ms.get(name) {
+            *slot = Duration::from_millis(*millis);
+        }
+    };
+    set("eth_blockNumber", &mut evm.timeouts.block_number);
+    set("eth_getLogs", &mut evm.timeouts.get_logs);
+    set("eth_getBlockReceipts", &mut evm.timeouts.heavy);
+    set("default", &mut evm.timeouts.other);
+    Ok(Arc::new(EvmAdapter::new(evm)?))
+}
+
+/// The ingester's door to the outbox: appends, and wakes the relay of this process.
+pub struct TipOutbox {
+    emitter: Arc<Emitter>,
+    wake: Option<RelayHandle>,
+}
+
+impl TipOutbox {
+    /// With the relay of this process, if it has one.
+    pub fn new(emitter: Arc<Emitter>, wake: Option<RelayHandle>) -> Self {
+        Self { emitter, wake }
+    }
+}
+
+#[async_trait]
+impl Emit for TipOutbox {
+    async fn append(&self, tx: &Tx<'_>, drafts: &[Draft]) -> Result<(), StoreError> {
+        let appended = self.emitter.append(tx, drafts).await;
+        if let Some(relay) = &self.wake {
+            relay.wake();
+        }
+        appended.map_err(|error| match error {
+            OutboxError::Store(error) => error,
+            other => StoreError::Corrupt {
+                what: "an event of the ingester".to_owned(),
+                found: other.to_string(),
+                hint: "this is a mistake in Tidemark: please report it with this line",
+            },
+        })
+    }
+}

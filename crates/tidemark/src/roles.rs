@@ -1,0 +1,249 @@
+//! What each role is made of.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidemark_api::{ApiConfig, ApiState};
+use tidemark_bus::Bus;
+use tidemark_bus::dispatch::{Dispatcher, DispatcherOptions};
+use tidemark_bus::postgres::PostgresBus;
+use tidemark_bus::relay::{Relay, RelayHandle, RelayOptions};
+use tidemark_bus::tail::Tails;
+use tidemark_model::chain::ChainAdapter;
+use tidemark_pipeline::handlers::{LedgerHandler, ProjectorHandler};
+use tidemark_pipeline::history::{HistoryOptions, HistoryWorker};
+use tidemark_pipeline::ingest::Ingester;
+use tidemark_pipeline::status::StatusProjector;
+use tidemark_store::{Db, DbOptions, applied};
+
+use crate::config::BusEngine;
+use crate::parts::{Parts, TipOutbox};
+use crate::supervise::{Running, Stage, Supervisor};
+use crate::wire::Context;
+
+/// One database's log: its relay and its bus.
+#[derive(Clone)]
+struct Side {
+    relay: Arc<Relay>,
+    bus: Arc<dyn Bus>,
+}
+
+/// Everything roles are started from.
+pub struct Shop {
+    ctx: Context,
+    parts: Parts,
+    raw: Side,
+    app: Side,
+    one_database: bool,
+}
+
+impl Shop {
+    /// Builds parts and buses; connects lazily.
+    pub fn open(ctx: &Context) -> anyhow::Result<Self> {
+        let parts = Parts::new(&ctx.config, &ctx.instance)?;
+        anyhow::ensure!(
+            ctx.config.bus.engine == BusEngine::Postgres,
+            "bus.engine {:?} is not wired into the roles yet: use \"postgres\"",
+            ctx.config.bus.engine
+        );
+        let one_database = ctx.raw.url() == ctx.app.url();
+        let app = side(ctx, &ctx.app);
+        let raw = if one_database { app.clone() } else { side(ctx, &ctx.raw) };
+        Ok(Self { ctx: ctx.clone(), parts, raw, app, one_database })
+    }
+
+    /// The wake-up of the raw side's relay.
+    fn wake_raw(&self) -> RelayHandle {
+        self.raw.relay.handle()
+    }
+
+    /// Reads chains.
+    pub fn ingest(&self, group: &Supervisor) {
+        for adapter in &self.parts.adapters {
+            let ingester = Ingester::new(
+                Arc::clone(adapter),
+                self.ctx.raw.clone(),
+                Arc::clone(&self.parts.blobs),
+                Arc::new(TipOutbox::new(Arc::clone(&self.parts.emitter), Some(self.wake_raw()))),
+                Parts::ingest_options(&self.ctx.config, &self.ctx.instance),
+            );
+            let name = format!("ingest:{}", adapter.network().slug);
+            group.start(name, Stage::Source, move |running| {
+                let ingester = ingester.clone();
+                async move {
+                    running.up();
+                    Ok(ingester.run(running.stop.clone()).await?)
+                }
+            });
+        }
+    }
+
+    /// Numbers and carries events.
+    pub fn relay(&self, group: &Supervisor) {
+        let mut sides = vec![("relay", self.app.relay.clone())];
+        if !self.one_database {
+            sides.push(("relay:raw", self.raw.relay.clone()));
+        }
+        for (name, relay) in sides {
+            group.start(name, Stage::Relay, move |running| {
+                let relay = Arc::clone(&relay);
+                async move {
+                    running.up();
+                    Ok(relay.run(running.stop.clone()).await?)
+                }
+            });
+        }
+    }
+
+    /// Ledger and read models.
+    pub fn workers(&self, group: &Supervisor) {
+        for adapter in &self.parts.adapters {
+            let worker = Arc::new(self.history_worker(Arc::clone(adapter)));
+            let name = format!("history:{}", adapter.network().slug);
+            group.start(name, Stage::Worker, move |running| {
+                let worker = Arc::clone(&worker);
+                async move {
+                    running.up();
+                    Ok(worker.run(running.stop.clone()).await?)
+                }
+            });
+        }
+        self.dispatch(group, "ledger", &self.raw);
+        self.dispatch(group, "projector", &self.app);
+        let status = Arc::new(StatusProjector::new(
+            self.parts.adapters.iter().map(|adapter| adapter.network().clone()).collect(),
+            self.ctx.raw.clone(),
+            self.ctx.app.clone(),
+        ));
+        group.start("status", Stage::Worker, move |running| {
+            let status = Arc::clone(&status);
+            async move {
+                running.up();
+                Ok(status.run(running.stop.clone()).await?)
+            }
+        });
+        let app = self.ctx.app.clone();
+        group.start("maintenance", Stage::Worker, move |running| maintain(app.clone(), running));
+    }
+
+    /// The bulk worker of one network.
+    pub fn history_worker(&self, adapter: Arc<dyn ChainAdapter>) -> HistoryWorker {
+        HistoryWorker::new(
+            adapter,
+            self.ctx.raw.clone(),
+            self.ctx.app.clone(),
+            self.parts.reader.clone(),
+            Arc::clone(&self.parts.partitions),
+            history_options(),
+        )
+    }
+
+    fn dispatch(&self, group: &Supervisor, kind: &'static str, from: &Side) {
+        let (ctx, parts, bus) = (self.ctx.clone(), self.parts.clone(), Arc::clone(&from.bus));
+        let wake = self.app.relay.handle();
+        group.start(kind, Stage::Worker, move |running| {
+            let options = DispatcherOptions {
+                owner: format!("{}:{kind}", ctx.instance),
+                partitions: parts.streams.clone(),
+                ..DispatcherOptions::default()
+            };
+            let dispatcher =
+                Dispatcher::new(ctx.app.clone(), Arc::clone(&bus), Arc::clone(&parts.registry), options);
+            let dispatcher = match kind {
+                "ledger" => dispatcher.with(Arc::new(LedgerHandler::new(
+                    parts.adapters.iter().cloned(),
+                    ctx.raw.clone(),
+                    ctx.app.clone(),
+                    parts.reader.clone(),
+                    Arc::clone(&parts.emitter),
+                    wake.clone(),
+                ))),
+                _ => dispatcher.with(Arc::new(ProjectorHandler::new(
+                    ctx.app.clone(),
+                    Arc::clone(&parts.partitions),
+                    Arc::clone(&parts.emitter),
+                    wake.clone(),
+                ))),
+            };
+            async move {
+                running.up();
+                Ok(dispatcher.run(running.stop.clone()).await?)
+            }
+        });
+    }
+
+    /// REST, live stream and explorer.
+    pub fn api(&self, group: &Supervisor) -> anyhow::Result<()> {
+        let config = &self.ctx.config.api;
+        // The API acts with the rights of its database role: it reads projection.* and nothing of the ledger.
+        let options = DbOptions {
+            application_name: "tidemark-api".to_owned(),
+            connections_max: self.ctx.config.database.connections_max,
+            role: Some("tidemark_api".to_owned()),
+            statement_timeout: Some(Duration::from_secs(5)),
+        };
+        let app = Db::open(self.ctx.app.url(), &options)?;
+        let raw = if self.one_database { app.clone() } else { Db::open(self.ctx.raw.url(), &options)? };
+        let api = ApiConfig {
+            requests_per_minute: config.rate_limit_rps.saturating_mul(60),
+            ..ApiConfig::default()
+        };
+        let state = ApiState::new(app, raw, api);
+        let listen = config.listen;
+        group.start("api", Stage::Serve, move |running| serve(listen, state.clone(), running));
+        Ok(())
+    }
+}
+
+/// How history is built, in every command.
+pub fn history_options() -> HistoryOptions {
+    HistoryOptions::default()
+}
+
+fn side(ctx: &Context, db: &Db) -> Side {
+    let tails = Arc::new(Tails::new(db.clone()));
+    let bus: Arc<dyn Bus> = Arc::new(PostgresBus::new(db.clone(), Arc::clone(&tails)));
+    let options = RelayOptions { owner: format!("{}:relay", ctx.instance), ..RelayOptions::default() };
+    let relay = Arc::new(Relay::new(db.clone(), Arc::clone(&bus), tails, options));
+    Side { relay, bus }
+}
+
+async fn serve(listen: SocketAddr, state: ApiState, running: Running) -> anyhow::Result<()> {
+    let listener = crate::telemetry::bind(listen, "api.listen (or --listen)").await?;
+    let router = tidemark_api::router(state.clone()).into_make_service_with_connect_info::<SocketAddr>();
+    running.up();
+    let stop = running.stop.clone();
+    let server = axum::serve(listener, router).with_graceful_shutdown(async move { stop.cancelled().await });
+    let ((), served) = tokio::join!(state.run(running.stop.clone()), server);
+    Ok(served?)
+}
+
+/// Claims older than this move to the cold table (S0 §14).
+const CLAIMS_HOT_DAYS: i32 = 90;
+/// Claims moved in one transaction.
+const CLAIMS_PER_MOVE: i64 = 10_000;
+/// How long activity is kept for sparklines.
+const ACTIVITY_KEPT: Duration = Duration::from_secs(24 * 3600);
+const MAINTENANCE_EVERY: Duration = Duration::from_secs(600);
+
+/// Housekeeping that nobody waits for.
+async fn maintain(app: Db, running: Running) -> anyhow::Result<()> {
+    running.up();
+    loop {
+        let mut conn = app.conn().await?;
+        let tx = conn.tx().await?;
+        let moved = applied::archive(&tx, CLAIMS_HOT_DAYS, CLAIMS_PER_MOVE).await?;
+        tidemark_store::projection::forget_activity(&tx, ACTIVITY_KEPT).await?;
+        tx.commit().await?;
+        drop(conn);
+        if moved > 0 {
+            tracing::info!(rows = moved, action = "archive_claims", "Moved old claims to the cold table.");
+        }
+        tokio::select! {
+            biased;
+            () = running.stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep(MAINTENANCE_EVERY) => {}
+        }
+    }
+}

@@ -46,6 +46,18 @@ pub struct FaultProfile {
     /// Per mille of answers with HTTP 200 and no body.
     pub empty_body: u16,
 
+    /// Per mille of answers whose connection ends in the middle of the body.
+    pub cut_connection: u16,
+    /// Per mille of answers sent in small pieces with `trickle_ms` between them.
+    pub trickle: u16,
+    /// Pause between the pieces; the body is sent in at most 50.
+    pub trickle_ms: u64,
+    /// Per mille of answers that are `huge_body_bytes` of blanks before the JSON. With a client that accepts
+    /// gzip this is a small answer that grows enormously.
+    pub huge_body: u16,
+    /// Size of a huge answer.
+    pub huge_body_bytes: u64,
+
     /// Per mille of batch answers in which one item carries another id.
     pub wrong_id_in_batch: u16,
     /// Per mille of batch answers in another order.
@@ -74,10 +86,14 @@ pub struct FaultProfile {
 
     /// Per mille of `eth_getLogs` calls answered with `[]` although there are logs.
     pub empty_logs: u16,
+    /// Per mille of `eth_getLogs` calls that find no logs in the node's newest block yet.
+    pub late_tip_logs: u16,
     /// Per mille of `eth_getLogs` calls that leave out all logs of one block.
     pub hidden_block_logs: u16,
     /// Per mille of `eth_getLogs` calls that leave out one log.
     pub hidden_single_log: u16,
+    /// How log indexes are counted.
+    pub log_numbering: LogNumbering,
     /// Per mille of `eth_getLogs` calls in which two logs of a block share an index.
     pub duplicate_log_index: u16,
     /// Per mille of `eth_getLogs` calls in which two indexes of a block are swapped.
@@ -119,6 +135,11 @@ pub struct FaultProfile {
     pub limit_style: LimitStyle,
     /// Methods this provider does not offer.
     pub unsupported_methods: Vec<String>,
+
+    /// WebSocket subscribers hear nothing.
+    pub ws_silent: bool,
+    /// WebSocket connections are closed after this many heads.
+    pub ws_close_after: Option<u64>,
 }
 
 impl FaultProfile {
@@ -148,6 +169,10 @@ impl FaultProfile {
             balancer_lag_blocks: 3,
             head_backwards: 40,
             finalized_backwards: 30,
+            cut_connection: 8,
+            trickle: 5,
+            trickle_ms: 2,
+            late_tip_logs: 40,
             empty_logs: 25,
             hidden_block_logs: 25,
             duplicate_log_index: 10,
@@ -211,6 +236,17 @@ impl BeyondHead {
             Self::InvalidRange => Some(RpcError::new(-32602, "invalid block range")),
         }
     }
+}
+
+/// How log indexes are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogNumbering {
+    /// Through the block, as it should be.
+    #[default]
+    PerBlock,
+    /// From zero in every transaction, as some clients did.
+    PerTransaction,
 }
 
 /// What stands in `logsBloom`.

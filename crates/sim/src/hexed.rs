@@ -8,7 +8,6 @@ const DIGITS: &[u8; 16] = b"0123456789abcdef";
 /// Both digits of every byte value, looked up instead of computed: serving speed is part of a benchmark.
 const PAIRS: [[u8; 2]; 256] = pairs();
 
-#[expect(clippy::as_conversions, reason = "const context has no TryFrom; both values are below 256")]
 const fn pairs() -> [[u8; 2]; 256] {
     let mut table = [[0_u8; 2]; 256];
     let mut value = 0_usize;

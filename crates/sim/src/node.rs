@@ -18,7 +18,8 @@ use crate::encode::{
     HeaderTwist, LogTwist, Transactions, put_block, put_log, put_receipt, put_string, put_tx,
 };
 use crate::faults::{
-    BeyondHead, BloomFault, Dice, FaultProfile, FinalizedTag, Limit, PrunedStyle, Refusal, RpcError,
+    BeyondHead, BloomFault, Dice, FaultProfile, FinalizedTag, Limit, LogNumbering, PrunedStyle, Refusal,
+    RpcError,
 };
 use crate::filter::{Filter, RawFilter};
 use crate::hexed::{self, put_data, put_number};
@@ -363,6 +364,9 @@ impl Node {
                 }
             }
         }
+        if self.dice.hits(profile.late_tip_logs) {
+            hits.retain(|hit| blocks[at(hit.0)].number < view.head);
+        }
         let found = u64::from(count(hits.len()));
         if let Some(allowed) = profile.max_results.filter(|max| found > *max) {
             let fits = usize::try_from(allowed).unwrap_or(usize::MAX);
@@ -511,6 +515,13 @@ impl Node {
             let hash = keccak256(blocks[at(hits[position].0)].hash).0;
             twists.entry(position).or_default().block_hash = Some(hash);
         }
+        if profile.log_numbering == LogNumbering::PerTransaction {
+            for (position, (block_at, log_at)) in hits.iter().enumerate() {
+                let block = &blocks[at(*block_at)];
+                let first = block.txs[at(block.entries[at(*log_at)].tx)].first;
+                twists.entry(position).or_default().index = Some(log_at - first);
+            }
+        }
         let pairs: Vec<usize> =
             (1..hits.len()).filter(|position| hits[*position].0 == hits[position - 1].0).collect();
         if !pairs.is_empty() && self.dice.hits(profile.duplicate_log_index) {
@@ -555,7 +566,7 @@ impl Node {
                 if position > 0 {
                     out.push(b',');
                 }
-                put_receipt(out, self.sim.book(), &block, position);
+                put_receipt(out, self.sim.book(), &block, position, profile.log_numbering);
             }
         }
         out.push(b']');
@@ -583,7 +594,7 @@ impl Node {
         match found.filter(|_| !missing) {
             Some((block, _)) if self.pruned(profile, block.number)? => out.extend_from_slice(b"null"),
             Some((block, position)) => match part {
-                Part::Receipt => put_receipt(out, self.sim.book(), &block, position),
+                Part::Receipt => put_receipt(out, self.sim.book(), &block, position, profile.log_numbering),
                 Part::Itself => put_tx(out, self.sim.book(), &block, position, block.hash),
             },
             None => out.extend_from_slice(b"null"),

@@ -1,6 +1,6 @@
 //! Sealed blocks: compact entries under a header whose hash covers everything in the block.
 
-use alloy_primitives::{Address, B256, Keccak256, U256, keccak256};
+use alloy_primitives::{Address, B256, U256, keccak256};
 
 use crate::bloom::{Bits, Bloom};
 use crate::book::{Book, Kind, at, topic_of};
@@ -57,12 +57,12 @@ pub(crate) struct Site {
 impl Block {
     pub(crate) fn seal(book: &Book, site: Site, placed: Vec<Placed>) -> Self {
         let mut bloom = Bloom::default();
-        let mut tx_hasher = Keccak256::new();
+        let mut tx_fold = site.branch;
         let mut folded = site.number;
         let mut txs = Vec::with_capacity(placed.len());
         let mut entries = Vec::with_capacity(placed.iter().map(|one| one.plan.entries.len()).sum());
         for (position, one) in (0_u32..).zip(placed) {
-            tx_hasher.update(one.hash);
+            tx_fold = fold_hash(tx_fold, &one.hash);
             let first = count(entries.len());
             let to = one.plan.entries.first().map_or(0, |entry| entry.contract);
             for mut entry in one.plan.entries {
@@ -81,7 +81,7 @@ impl Block {
                 count: logs,
             });
         }
-        let tx_root = tx_hasher.finalize().0;
+        let tx_root = keccak256(tx_fold.to_be_bytes()).0;
         let receipts_root = keccak256(folded.to_be_bytes()).0;
         let mut header = Vec::with_capacity(512);
         header.extend_from_slice(&site.parent);
@@ -144,6 +144,10 @@ pub(crate) fn add_to_bloom(bloom: &mut Bloom, book: &Book, entry: &Entry) {
         }
         Kind::Uri => bloom.add(Bits::of(&word(entry.id))),
     }
+}
+
+fn fold_hash(state: u64, hash: &[u8; 32]) -> u64 {
+    hash.as_chunks::<8>().0.iter().fold(state, |state, part| mix(state ^ u64::from_be_bytes(*part)))
 }
 
 /// Folds everything a log says into one word. One keccak per block then covers all of them: the chain only

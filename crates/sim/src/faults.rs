@@ -413,7 +413,8 @@ impl Refusal {
     pub(crate) fn in_words(&self, style: LimitStyle, dice: &Dice) -> RpcError {
         let Self { limit, allowed, from, to, works_to } = *self;
         let works = format!("[{}, {}]", number_text(from), number_text(works_to));
-        let blocks = to - from + 1;
+        let blocks = (to - from).saturating_add(1);
+        let fitting = works_to - from + 1;
         let (code, message) = match style {
             LimitStyle::Rotating => {
                 let at = usize::try_from(dice.draw() % 26).unwrap_or_default();
@@ -429,7 +430,7 @@ impl Refusal {
                 -32600,
                 format!(
                     "Under the Free tier plan, you can make eth_getLogs requests with up to a {} block range. Based on your parameters, this block range should work: {works}. Upgrade to PAYG for expanded block range.",
-                    works_to - from + 1
+                    fitting
                 ),
             ),
             LimitStyle::AlchemyTimeout => {
@@ -440,17 +441,14 @@ impl Refusal {
                 format!("query returned more than {allowed} results. Try with this block range {works}."),
             ),
             LimitStyle::ZkSync => {
-                (-32602, format!("Maximum allowed number of requested blocks is {}", works_to - from + 1))
+                (-32602, format!("Maximum allowed number of requested blocks is {}", fitting))
             }
             LimitStyle::QuickNode => {
-                (-32614, format!("eth_getLogs is limited to a {} range", with_commas(works_to - from + 1)))
+                (-32614, format!("eth_getLogs is limited to a {} range", with_commas(fitting)))
             }
             LimitStyle::OneRpc => (
                 -32000,
-                format!(
-                    "block range exceeds the range allowed for your plan ({blocks} > {})",
-                    works_to - from + 1
-                ),
+                format!("block range exceeds the range allowed for your plan ({blocks} > {})", fitting),
             ),
             LimitStyle::Blast => (-32000, format!("response size should not greater than {allowed} bytes")),
             LimitStyle::Ankr => (-32600, "block range is too wide".to_owned()),
@@ -465,15 +463,12 @@ impl Refusal {
                 -32047,
                 format!(
                     "Invalid eth_getLogs request. 'fromBlock'-'toBlock' range too large. Max range: {}",
-                    works_to - from + 1
+                    fitting
                 ),
             ),
             LimitStyle::Avalanche => (
                 -32000,
-                format!(
-                    "requested too many blocks from {from} to {to}, maximum is set to {}",
-                    works_to - from + 1
-                ),
+                format!("requested too many blocks from {from} to {to}, maximum is set to {}", fitting),
             ),
             LimitStyle::Optimism => match limit {
                 Limit::Blocks => (-32000, "Block range is too large".to_owned()),
@@ -484,39 +479,27 @@ impl Refusal {
                 return RpcError::new(-32011, message).with_status(503);
             }
             LimitStyle::Arbitrum => (-32000, format!("logs matched by query exceeds limit of {allowed}")),
-            LimitStyle::BlockPi => (
-                -32000,
-                format!("eth_getLogs is limited to {} block range", with_commas(works_to - from + 1)),
-            ),
-            LimitStyle::PublicNode => {
-                (-32701, format!("exceed maximum block range: {}", works_to - from + 1))
+            LimitStyle::BlockPi => {
+                (-32000, format!("eth_getLogs is limited to {} block range", with_commas(fitting)))
             }
-            LimitStyle::Coinbase => {
-                (-32602, format!("please limit the query to at most {} blocks", works_to - from + 1))
-            }
+            LimitStyle::PublicNode => (-32701, format!("exceed maximum block range: {}", fitting)),
+            LimitStyle::Coinbase => (-32602, format!("please limit the query to at most {} blocks", fitting)),
             LimitStyle::Chainstack => (-32602, "Block range limit exceeded.".to_owned()),
-            LimitStyle::Hyperliquid => {
-                (-32602, format!("query exceeds max block range {}", works_to - from + 1))
-            }
+            LimitStyle::Hyperliquid => (-32602, format!("query exceeds max block range {}", fitting)),
             LimitStyle::Aurora => {
-                (-32600, format!("you can make requests with up to a {} block range", works_to - from + 1))
+                (-32600, format!("you can make requests with up to a {} block range", fitting))
             }
-            LimitStyle::Somnia => (-32000, format!("block range exceeds {}", works_to - from + 1)),
+            LimitStyle::Somnia => (-32000, format!("block range exceeds {}", fitting)),
             LimitStyle::Merkle => {
-                let allowed = works_to - from + 1;
-                let text = if allowed.is_multiple_of(1_000) {
-                    format!("{}k", allowed / 1_000)
+                let text = if fitting.is_multiple_of(1_000) {
+                    format!("{}k", fitting / 1_000)
                 } else {
-                    allowed.to_string()
+                    fitting.to_string()
                 };
                 (-32600, format!("block range too large, max is {text} blocks"))
             }
-            LimitStyle::Harmony => {
-                (-32000, format!("query must be smaller than size {}", works_to - from + 1))
-            }
-            LimitStyle::Moonriver => {
-                (-32603, format!("block range is too wide (maximum {})", works_to - from + 1))
-            }
+            LimitStyle::Harmony => (-32000, format!("query must be smaller than size {}", fitting)),
+            LimitStyle::Moonriver => (-32603, format!("block range is too wide (maximum {})", fitting)),
             LimitStyle::PayloadTooLarge => {
                 return RpcError::new(-32000, "Request Entity Too Large").with_status(413);
             }

@@ -20,8 +20,11 @@ const fn pairs() -> [[u8; 2]; 256] {
 
 /// Appends the digits of `bytes` without a prefix.
 pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
-    for byte in bytes {
-        out.extend_from_slice(&PAIRS[usize::from(*byte)]);
+    // One growth for all digits instead of a capacity check per byte.
+    let start = out.len();
+    out.resize(start + 2 * bytes.len(), 0);
+    for (digits, byte) in out[start..].chunks_exact_mut(2).zip(bytes) {
+        digits.copy_from_slice(&PAIRS[usize::from(*byte)]);
     }
 }
 

@@ -258,7 +258,7 @@ impl Node {
                 return Err(RpcError::new(-39001, "finalized block not found"));
             }
             FinalizedTag::Latest => view.head,
-            FinalizedTag::Ahead(blocks) => (right + blocks).min(view.head),
+            FinalizedTag::Ahead(blocks) => right.saturating_add(blocks).min(view.head),
             FinalizedTag::Behind(blocks) => right.saturating_sub(blocks),
         };
         let back = if self.dice.hits(profile.finalized_backwards) { 5 } else { 0 };
@@ -393,8 +393,8 @@ impl Node {
         out.push(b']');
         let bytes = u64::try_from(out.len() - mark).expect("lengths fit u64");
         if let Some(allowed) = profile.max_response_bytes.filter(|max| bytes > *max) {
-            let blocks = to - from + 1;
-            let works_to = from + (blocks * allowed / bytes / 2).max(1) - 1;
+            // Half of what would fit on average: blocks differ.
+            let works_to = from + ((to - from + 1) * allowed / bytes / 2).max(1) - 1;
             return Err(self.refuse_range(profile, Limit::Bytes, allowed, (from, to), works_to));
         }
         Ok(())
@@ -430,8 +430,8 @@ impl Node {
         if from > to {
             return Err(RpcError::new(-32602, "invalid block range params"));
         }
-        if let Some(allowed) = profile.max_block_range.filter(|max| to - from + 1 > *max) {
-            let works_to = from + allowed.max(1) - 1;
+        if let Some(allowed) = profile.max_block_range.filter(|max| to - from >= *max) {
+            let works_to = from.saturating_add(allowed.max(1) - 1);
             return Err(self.refuse_range(profile, Limit::Blocks, allowed, (from, to), works_to));
         }
         if to > view.head
@@ -448,7 +448,7 @@ impl Node {
         } else {
             state.blocks(from, to.min(view.head))
         };
-        Ok(Some((blocks, from, to)))
+        Ok(Some((blocks, from, to.min(view.head))))
     }
 
     fn refuse_range(

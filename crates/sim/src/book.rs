@@ -2,6 +2,7 @@
 //! is asked for a million times (bloom positions, topics) computed once.
 
 use std::collections::HashMap;
+use std::sync::OnceLock;
 
 use alloy_primitives::{U256, keccak256};
 
@@ -107,7 +108,8 @@ impl Contract {
 pub(crate) struct Book {
     pub(crate) chain_id: u64,
     pub(crate) accounts: Vec<[u8; 20]>,
-    account_bits: Vec<Bits>,
+    /// Filled when first asked: a big chain never uses all of its accounts.
+    account_bits: Vec<OnceLock<Bits>>,
     pub(crate) contracts: Vec<Contract>,
     contract_of: HashMap<[u8; 20], u32>,
     account_of: HashMap<[u8; 20], u32>,
@@ -122,7 +124,7 @@ impl Book {
         let holders = config.accounts.max(2);
         let mut accounts = vec![[0_u8; 20]];
         accounts.extend((0..holders + MARKETS).map(|_| rng.bytes::<20>()));
-        let account_bits = accounts.iter().map(|address| Bits::of(&topic_of(address))).collect();
+        let account_bits = accounts.iter().map(|_| OnceLock::new()).collect();
         let account_of = (0_u32..).zip(&accounts).map(|(index, address)| (*address, index)).collect();
         let mut contracts = Vec::new();
         let groups = [
@@ -154,7 +156,7 @@ impl Book {
     }
 
     pub(crate) fn account_bits(&self, index: u32) -> Bits {
-        self.account_bits[at(index)]
+        *self.account_bits[at(index)].get_or_init(|| Bits::of(&topic_of(self.account(index))))
     }
 
     pub(crate) fn topic0_bits(&self, kind: Kind) -> Bits {

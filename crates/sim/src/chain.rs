@@ -429,11 +429,9 @@ impl State {
             .map(|plan| {
                 let nonce = self.next_nonce;
                 self.next_nonce += 1;
-                let mut key = b"tidemark-sim transaction".to_vec();
-                for part in [inner.config.chain_id, inner.config.seed, nonce] {
-                    key.extend_from_slice(&part.to_be_bytes());
-                }
-                Placed { hash: keccak256(&key).0, nonce, plan }
+                // Unique per nonce, because the generator's key is a bijection of its last part.
+                let hash = Rng::keyed(&[inner.config.chain_id, inner.config.seed, 0x7a_da5a, nonce]).bytes();
+                Placed { hash, nonce, plan }
             })
             .collect()
     }

@@ -393,3 +393,26 @@ fn skewed(rng: &mut Rng, bound: u32) -> u32 {
 fn entry(kind: Kind, contract: u32, [operator, from, to]: [u32; 3], id: U256, qty: U256) -> Entry {
     Entry { kind, tx: 0, contract, operator, from, to, id, qty, items: None }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_million_logs_fit_in_little_memory() {
+        assert!(size_of::<Entry>() <= 112, "{} bytes per log", size_of::<Entry>());
+    }
+
+    #[test]
+    fn undoing_everything_leaves_nothing() {
+        let config = SimConfig::small(1);
+        let mut economy = Economy::new(&config, Arc::new(Book::new(&config)));
+        let plans = economy.busy(&mut Rng::keyed(&[4]), 500);
+        assert!(economy.unique.iter().any(|one| !one.tokens.is_empty()));
+        for entry in plans.iter().flat_map(|plan| &plan.entries).rev() {
+            economy.undo(entry);
+        }
+        assert!(economy.unique.iter().all(|one| one.tokens.is_empty() && one.minted == 0));
+        assert!(economy.multi.iter().all(|one| one.holdings.is_empty() && one.place.is_empty()));
+    }
+}

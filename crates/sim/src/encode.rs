@@ -4,6 +4,7 @@
 use crate::block::{Block, SimTx, put_data_of, topics_of, tx_gas};
 use crate::book::{Book, Kind, at, topic_of};
 use crate::economy::Entry;
+use crate::faults::LogNumbering;
 use crate::hexed::{put_bytes, put_data, put_number, word};
 
 const EMPTY_UNCLES: &str = "0x1dcc4de8dec75d7aab85b567b6ccd41ad312451b948a7413f0a142fd40d49347";
@@ -188,7 +189,13 @@ fn call_data(book: &Book, block: &Block, tx: &SimTx) -> Vec<u8> {
 }
 
 /// Appends one receipt with its logs.
-pub(crate) fn put_receipt(out: &mut Vec<u8>, book: &Book, block: &Block, position: u32) {
+pub(crate) fn put_receipt(
+    out: &mut Vec<u8>,
+    book: &Book,
+    block: &Block,
+    position: u32,
+    numbering: LogNumbering,
+) {
     let tx = &block.txs[at(position)];
     let mut bloom = crate::bloom::Bloom::default();
     let spent: u64 = block.txs[..=at(position)].iter().map(tx_gas).sum();
@@ -206,7 +213,8 @@ pub(crate) fn put_receipt(out: &mut Vec<u8>, book: &Book, block: &Block, positio
             out.push(b',');
         }
         crate::block::add_to_bloom(&mut bloom, book, entry);
-        put_log(out, book, block, (tx.first + offset, entry), LogTwist::default());
+        let first = if numbering == LogNumbering::PerTransaction { 0 } else { tx.first };
+        put_log(out, book, block, (first + offset, entry), LogTwist::default());
     }
     out.extend_from_slice(b"],");
     data(out, "logsBloom", bloom.as_bytes());

@@ -46,6 +46,18 @@ pub struct FaultProfile {
     /// Per mille of answers with HTTP 200 and no body.
     pub empty_body: u16,
 
+    /// Per mille of answers whose connection ends in the middle of the body.
+    pub cut_connection: u16,
+    /// Per mille of answers sent in small pieces with `trickle_ms` between them.
+    pub trickle: u16,
+    /// Pause between the pieces; the body is sent in at most 50.
+    pub trickle_ms: u64,
+    /// Per mille of answers that are `huge_body_bytes` of blanks before the JSON. With a client that accepts
+    /// gzip this is a small answer that grows enormously.
+    pub huge_body: u16,
+    /// Size of a huge answer.
+    pub huge_body_bytes: u64,
+
     /// Per mille of batch answers in which one item carries another id.
     pub wrong_id_in_batch: u16,
     /// Per mille of batch answers in another order.
@@ -74,10 +86,14 @@ pub struct FaultProfile {
 
     /// Per mille of `eth_getLogs` calls answered with `[]` although there are logs.
     pub empty_logs: u16,
+    /// Per mille of `eth_getLogs` calls that find no logs in the node's newest block yet.
+    pub late_tip_logs: u16,
     /// Per mille of `eth_getLogs` calls that leave out all logs of one block.
     pub hidden_block_logs: u16,
     /// Per mille of `eth_getLogs` calls that leave out one log.
     pub hidden_single_log: u16,
+    /// How log indexes are counted.
+    pub log_numbering: LogNumbering,
     /// Per mille of `eth_getLogs` calls in which two logs of a block share an index.
     pub duplicate_log_index: u16,
     /// Per mille of `eth_getLogs` calls in which two indexes of a block are swapped.
@@ -119,6 +135,11 @@ pub struct FaultProfile {
     pub limit_style: LimitStyle,
     /// Methods this provider does not offer.
     pub unsupported_methods: Vec<String>,
+
+    /// WebSocket subscribers hear nothing.
+    pub ws_silent: bool,
+    /// WebSocket connections are closed after this many heads.
+    pub ws_close_after: Option<u64>,
 }
 
 impl FaultProfile {
@@ -148,6 +169,10 @@ impl FaultProfile {
             balancer_lag_blocks: 3,
             head_backwards: 40,
             finalized_backwards: 30,
+            cut_connection: 8,
+            trickle: 5,
+            trickle_ms: 2,
+            late_tip_logs: 40,
             empty_logs: 25,
             hidden_block_logs: 25,
             duplicate_log_index: 10,
@@ -211,6 +236,17 @@ impl BeyondHead {
             Self::InvalidRange => Some(RpcError::new(-32602, "invalid block range")),
         }
     }
+}
+
+/// How log indexes are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogNumbering {
+    /// Through the block, as it should be.
+    #[default]
+    PerBlock,
+    /// From zero in every transaction, as some clients did.
+    PerTransaction,
 }
 
 /// What stands in `logsBloom`.
@@ -377,7 +413,8 @@ impl Refusal {
     pub(crate) fn in_words(&self, style: LimitStyle, dice: &Dice) -> RpcError {
         let Self { limit, allowed, from, to, works_to } = *self;
         let works = format!("[{}, {}]", number_text(from), number_text(works_to));
-        let blocks = to - from + 1;
+        let blocks = (to - from).saturating_add(1);
+        let fitting = works_to - from + 1;
         let (code, message) = match style {
             LimitStyle::Rotating => {
                 let at = usize::try_from(dice.draw() % 26).unwrap_or_default();
@@ -393,7 +430,7 @@ impl Refusal {
                 -32600,
                 format!(
                     "Under the Free tier plan, you can make eth_getLogs requests with up to a {} block range. Based on your parameters, this block range should work: {works}. Upgrade to PAYG for expanded block range.",
-                    works_to - from + 1
+                    fitting
                 ),
             ),
             LimitStyle::AlchemyTimeout => {
@@ -404,17 +441,14 @@ impl Refusal {
                 format!("query returned more than {allowed} results. Try with this block range {works}."),
             ),
             LimitStyle::ZkSync => {
-                (-32602, format!("Maximum allowed number of requested blocks is {}", works_to - from + 1))
+                (-32602, format!("Maximum allowed number of requested blocks is {}", fitting))
             }
             LimitStyle::QuickNode => {
-                (-32614, format!("eth_getLogs is limited to a {} range", with_commas(works_to - from + 1)))
+                (-32614, format!("eth_getLogs is limited to a {} range", with_commas(fitting)))
             }
             LimitStyle::OneRpc => (
                 -32000,
-                format!(
-                    "block range exceeds the range allowed for your plan ({blocks} > {})",
-                    works_to - from + 1
-                ),
+                format!("block range exceeds the range allowed for your plan ({blocks} > {})", fitting),
             ),
             LimitStyle::Blast => (-32000, format!("response size should not greater than {allowed} bytes")),
             LimitStyle::Ankr => (-32600, "block range is too wide".to_owned()),
@@ -429,15 +463,12 @@ impl Refusal {
                 -32047,
                 format!(
                     "Invalid eth_getLogs request. 'fromBlock'-'toBlock' range too large. Max range: {}",
-                    works_to - from + 1
+                    fitting
                 ),
             ),
             LimitStyle::Avalanche => (
                 -32000,
-                format!(
-                    "requested too many blocks from {from} to {to}, maximum is set to {}",
-                    works_to - from + 1
-                ),
+                format!("requested too many blocks from {from} to {to}, maximum is set to {}", fitting),
             ),
             LimitStyle::Optimism => match limit {
                 Limit::Blocks => (-32000, "Block range is too large".to_owned()),
@@ -448,39 +479,27 @@ impl Refusal {
                 return RpcError::new(-32011, message).with_status(503);
             }
             LimitStyle::Arbitrum => (-32000, format!("logs matched by query exceeds limit of {allowed}")),
-            LimitStyle::BlockPi => (
-                -32000,
-                format!("eth_getLogs is limited to {} block range", with_commas(works_to - from + 1)),
-            ),
-            LimitStyle::PublicNode => {
-                (-32701, format!("exceed maximum block range: {}", works_to - from + 1))
+            LimitStyle::BlockPi => {
+                (-32000, format!("eth_getLogs is limited to {} block range", with_commas(fitting)))
             }
-            LimitStyle::Coinbase => {
-                (-32602, format!("please limit the query to at most {} blocks", works_to - from + 1))
-            }
+            LimitStyle::PublicNode => (-32701, format!("exceed maximum block range: {}", fitting)),
+            LimitStyle::Coinbase => (-32602, format!("please limit the query to at most {} blocks", fitting)),
             LimitStyle::Chainstack => (-32602, "Block range limit exceeded.".to_owned()),
-            LimitStyle::Hyperliquid => {
-                (-32602, format!("query exceeds max block range {}", works_to - from + 1))
-            }
+            LimitStyle::Hyperliquid => (-32602, format!("query exceeds max block range {}", fitting)),
             LimitStyle::Aurora => {
-                (-32600, format!("you can make requests with up to a {} block range", works_to - from + 1))
+                (-32600, format!("you can make requests with up to a {} block range", fitting))
             }
-            LimitStyle::Somnia => (-32000, format!("block range exceeds {}", works_to - from + 1)),
+            LimitStyle::Somnia => (-32000, format!("block range exceeds {}", fitting)),
             LimitStyle::Merkle => {
-                let allowed = works_to - from + 1;
-                let text = if allowed.is_multiple_of(1_000) {
-                    format!("{}k", allowed / 1_000)
+                let text = if fitting.is_multiple_of(1_000) {
+                    format!("{}k", fitting / 1_000)
                 } else {
-                    allowed.to_string()
+                    fitting.to_string()
                 };
                 (-32600, format!("block range too large, max is {text} blocks"))
             }
-            LimitStyle::Harmony => {
-                (-32000, format!("query must be smaller than size {}", works_to - from + 1))
-            }
-            LimitStyle::Moonriver => {
-                (-32603, format!("block range is too wide (maximum {})", works_to - from + 1))
-            }
+            LimitStyle::Harmony => (-32000, format!("query must be smaller than size {}", fitting)),
+            LimitStyle::Moonriver => (-32603, format!("block range is too wide (maximum {})", fitting)),
             LimitStyle::PayloadTooLarge => {
                 return RpcError::new(-32000, "Request Entity Too Large").with_status(413);
             }

@@ -8,7 +8,6 @@ const DIGITS: &[u8; 16] = b"0123456789abcdef";
 /// Both digits of every byte value, looked up instead of computed: serving speed is part of a benchmark.
 const PAIRS: [[u8; 2]; 256] = pairs();
 
-#[expect(clippy::as_conversions, reason = "const context has no TryFrom; both values are below 256")]
 const fn pairs() -> [[u8; 2]; 256] {
     let mut table = [[0_u8; 2]; 256];
     let mut value = 0_usize;
@@ -21,8 +20,11 @@ const fn pairs() -> [[u8; 2]; 256] {
 
 /// Appends the digits of `bytes` without a prefix.
 pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
-    for byte in bytes {
-        out.extend_from_slice(&PAIRS[usize::from(*byte)]);
+    // One growth for all digits instead of a capacity check per byte.
+    let start = out.len();
+    out.resize(start + 2 * bytes.len(), 0);
+    for (digits, byte) in out[start..].chunks_exact_mut(2).zip(bytes) {
+        digits.copy_from_slice(&PAIRS[usize::from(*byte)]);
     }
 }
 

@@ -43,7 +43,7 @@ pub use bloom::Bloom;
 pub use chain::{ReorgKind, Sim, supply};
 pub use clock::ReorgSchedule;
 pub use config::SimConfig;
-pub use faults::{BeyondHead, BloomFault, FaultProfile, FinalizedTag, LimitStyle, PrunedStyle};
+pub use faults::{BeyondHead, BloomFault, FaultProfile, FinalizedTag, LimitStyle, LogNumbering, PrunedStyle};
 pub use filter::EmptyAddresses;
 pub use server::SimServer;
 pub use truth::{BalanceKey, Truth};

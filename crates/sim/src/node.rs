@@ -18,7 +18,8 @@ use crate::encode::{
     HeaderTwist, LogTwist, Transactions, put_block, put_log, put_receipt, put_string, put_tx,
 };
 use crate::faults::{
-    BeyondHead, BloomFault, Dice, FaultProfile, FinalizedTag, Limit, PrunedStyle, Refusal, RpcError,
+    BeyondHead, BloomFault, Dice, FaultProfile, FinalizedTag, Limit, LogNumbering, PrunedStyle, Refusal,
+    RpcError,
 };
 use crate::filter::{Filter, RawFilter};
 use crate::hexed::{self, put_data, put_number};
@@ -257,7 +258,7 @@ impl Node {
                 return Err(RpcError::new(-39001, "finalized block not found"));
             }
             FinalizedTag::Latest => view.head,
-            FinalizedTag::Ahead(blocks) => (right + blocks).min(view.head),
+            FinalizedTag::Ahead(blocks) => right.saturating_add(blocks).min(view.head),
             FinalizedTag::Behind(blocks) => right.saturating_sub(blocks),
         };
         let back = if self.dice.hits(profile.finalized_backwards) { 5 } else { 0 };
@@ -363,6 +364,9 @@ impl Node {
                 }
             }
         }
+        if self.dice.hits(profile.late_tip_logs) {
+            hits.retain(|hit| blocks[at(hit.0)].number < view.head);
+        }
         let found = u64::from(count(hits.len()));
         if let Some(allowed) = profile.max_results.filter(|max| found > *max) {
             let fits = usize::try_from(allowed).unwrap_or(usize::MAX);
@@ -389,8 +393,8 @@ impl Node {
         out.push(b']');
         let bytes = u64::try_from(out.len() - mark).expect("lengths fit u64");
         if let Some(allowed) = profile.max_response_bytes.filter(|max| bytes > *max) {
-            let blocks = to - from + 1;
-            let works_to = from + (blocks * allowed / bytes / 2).max(1) - 1;
+            // Half of what would fit on average: blocks differ.
+            let works_to = from + ((to - from + 1) * allowed / bytes / 2).max(1) - 1;
             return Err(self.refuse_range(profile, Limit::Bytes, allowed, (from, to), works_to));
         }
         Ok(())
@@ -426,8 +430,8 @@ impl Node {
         if from > to {
             return Err(RpcError::new(-32602, "invalid block range params"));
         }
-        if let Some(allowed) = profile.max_block_range.filter(|max| to - from + 1 > *max) {
-            let works_to = from + allowed.max(1) - 1;
+        if let Some(allowed) = profile.max_block_range.filter(|max| to - from >= *max) {
+            let works_to = from.saturating_add(allowed.max(1) - 1);
             return Err(self.refuse_range(profile, Limit::Blocks, allowed, (from, to), works_to));
         }
         if to > view.head
@@ -444,7 +448,7 @@ impl Node {
         } else {
             state.blocks(from, to.min(view.head))
         };
-        Ok(Some((blocks, from, to)))
+        Ok(Some((blocks, from, to.min(view.head))))
     }
 
     fn refuse_range(
@@ -511,6 +515,13 @@ impl Node {
             let hash = keccak256(blocks[at(hits[position].0)].hash).0;
             twists.entry(position).or_default().block_hash = Some(hash);
         }
+        if profile.log_numbering == LogNumbering::PerTransaction {
+            for (position, (block_at, log_at)) in hits.iter().enumerate() {
+                let block = &blocks[at(*block_at)];
+                let first = block.txs[at(block.entries[at(*log_at)].tx)].first;
+                twists.entry(position).or_default().index = Some(log_at - first);
+            }
+        }
         let pairs: Vec<usize> =
             (1..hits.len()).filter(|position| hits[*position].0 == hits[position - 1].0).collect();
         if !pairs.is_empty() && self.dice.hits(profile.duplicate_log_index) {
@@ -555,7 +566,7 @@ impl Node {
                 if position > 0 {
                     out.push(b',');
                 }
-                put_receipt(out, self.sim.book(), &block, position);
+                put_receipt(out, self.sim.book(), &block, position, profile.log_numbering);
             }
         }
         out.push(b']');
@@ -583,7 +594,7 @@ impl Node {
         match found.filter(|_| !missing) {
             Some((block, _)) if self.pruned(profile, block.number)? => out.extend_from_slice(b"null"),
             Some((block, position)) => match part {
-                Part::Receipt => put_receipt(out, self.sim.book(), &block, position),
+                Part::Receipt => put_receipt(out, self.sim.book(), &block, position, profile.log_numbering),
                 Part::Itself => put_tx(out, self.sim.book(), &block, position, block.hash),
             },
             None => out.extend_from_slice(b"null"),

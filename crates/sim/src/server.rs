@@ -14,6 +14,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio::sync::broadcast::error::RecvError;
@@ -32,6 +33,8 @@ use crate::node::{Call, Node};
 const REQUEST_BYTES_MAX: usize = 4 << 20;
 /// How long `stop` waits for open connections.
 const STOP_WAIT: Duration = Duration::from_secs(5);
+/// Pieces of a trickling body.
+const TRICKLE_PIECES: usize = 49;
 const HTML: &str =
     "<html><head><title>Just a moment...</title></head><body>checking your browser</body></html>";
 
@@ -174,7 +177,45 @@ async fn http(State(shared): State<Shared>, body: Bytes) -> Response {
         answer.body.extend_from_slice(b"\n<!-- served by edge-7 -->");
     }
     let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
-    (status, [(header::CONTENT_TYPE, "application/json")], Body::from(answer.body)).into_response()
+    let body = if dice.hits(profile.cut_connection) {
+        cut(answer.body)
+    } else if dice.hits(profile.trickle) {
+        trickle(answer.body, Duration::from_millis(profile.trickle_ms))
+    } else if dice.hits(profile.huge_body) {
+        huge(answer.body, profile.huge_body_bytes)
+    } else {
+        Body::from(answer.body)
+    };
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// Half the body, then an error: the connection ends without its last chunk.
+fn cut(mut body: Vec<u8>) -> Body {
+    body.truncate(body.len() / 2);
+    let parts = [Ok(Bytes::from(body)), Err(io::Error::other("cut by the fault profile"))];
+    Body::from_stream(stream::iter(parts))
+}
+
+fn trickle(body: Vec<u8>, pause: Duration) -> Body {
+    let piece = (body.len() / TRICKLE_PIECES).max(1);
+    let pieces = stream::unfold(Bytes::from(body), move |mut left| async move {
+        if left.is_empty() {
+            return None;
+        }
+        tokio::time::sleep(pause).await;
+        let piece = left.split_to(piece.min(left.len()));
+        Some((Ok::<_, io::Error>(piece), left))
+    });
+    // Compression asks once more after the end.
+    Body::from_stream(pieces.fuse())
+}
+
+/// Blanks before the JSON, made on the way out: the server itself stays small.
+fn huge(body: Vec<u8>, bytes: u64) -> Body {
+    const BLANKS: &[u8] = &[b' '; 64 << 10];
+    let pieces = usize::try_from(bytes).unwrap_or(usize::MAX) / BLANKS.len();
+    let blanks = stream::repeat(Bytes::from_static(BLANKS)).take(pieces);
+    Body::from_stream(blanks.chain(stream::iter([Bytes::from(body)])).map(Ok::<_, io::Error>))
 }
 
 fn plain(status: StatusCode, text: &'static str) -> Response {
@@ -198,6 +239,7 @@ async fn converse(shared: Shared, mut socket: WebSocket) {
     let mut heads = shared.node.sim.watch_heads();
     let mut subscriptions: HashSet<String> = HashSet::new();
     let mut subscribed = 0_u64;
+    let mut told = 0_u64;
     loop {
         tokio::select! {
             biased;
@@ -220,6 +262,14 @@ async fn converse(shared: Shared, mut socket: WebSocket) {
             }
             head = heads.recv() => match head {
                 Ok(block) => {
+                    let profile = shared.node.profile();
+                    if profile.ws_silent {
+                        continue;
+                    }
+                    told += u64::from(!subscriptions.is_empty());
+                    if profile.ws_close_after.is_some_and(|most| told > most) {
+                        return;
+                    }
                     for subscription in &subscriptions {
                         let notice = notice(&shared.node, subscription, &block);
                         if send(&mut socket, notice).await.is_err() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use alloy_primitives::U256;
-use tidemark_sim::{ReorgKind, Sim, SimConfig, SimEvent, SimLog, Truth, supply};
+use tidemark_sim::{ReorgKind, ReorgSchedule, Sim, SimConfig, SimEvent, SimLog, Truth, supply};
 
 fn hashes(sim: &Sim) -> Vec<String> {
     (0..=sim.head()).map(|height| sim.block(height).unwrap().hash.to_string()).collect()
@@ -272,4 +272,25 @@ fn full_and_empty_blocks_come_on_demand() {
     assert_eq!(sim.log_count(1, 1), 333);
     assert_eq!(sim.log_count(2, 3), 0);
     assert_eq!(sim.head(), 3);
+}
+
+#[tokio::test]
+async fn the_clock_mines_and_reorganises_until_it_is_told_to_stop() {
+    let sim = Sim::new(SimConfig::small(8));
+    sim.mine(30);
+    let before = hashes(&sim);
+    let token = tokio_util::sync::CancellationToken::new();
+    let schedule = ReorgSchedule { every_blocks: 2, depth_max: 3, ..ReorgSchedule::default() };
+    let clock = sim.clone().run_clock(std::time::Duration::from_millis(1), Some(schedule), token.clone());
+    let watch = async {
+        while sim.head() < 60 {
+            tokio::task::yield_now().await;
+        }
+        token.cancel();
+    };
+    let both = async { tokio::join!(clock, watch) };
+    tokio::time::timeout(std::time::Duration::from_secs(60), both).await.unwrap();
+    let finalized_then = 22;
+    assert_eq!(hashes(&sim)[..=finalized_then], before[..=finalized_then], "finalized blocks stay");
+    assert_eq!(sim.owners_at(sim.head()).balances, fold(&sim.logs(0, sim.head())));
 }

@@ -326,3 +326,35 @@ async fn a_stopped_server_can_come_back_at_its_address() {
     let client = Client::new(&again.url);
     assert_eq!(client.raw("eth_chainId", json!([])).await.status, 200);
 }
+
+#[tokio::test]
+async fn answers_are_compressed_for_those_who_accept_it() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let (_sim, server, _client) = served(5, FaultProfile::default()).await;
+    let body = r#"{"jsonrpc":"2.0","id":1,"method":"eth_getBlockByNumber","params":["latest",false]}"#;
+    for (accept, compressed) in [("gzip", true), ("identity", false)] {
+        let mut stream = tokio::net::TcpStream::connect(server.address).await.unwrap();
+        let request = format!(
+            "POST / HTTP/1.1\r\nhost: sim\r\nconnection: close\r\naccept-encoding: {accept}\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        let head = String::from_utf8_lossy(&answer).to_lowercase();
+        assert_eq!(head.contains("content-encoding: gzip"), compressed, "{accept}");
+    }
+}
+
+#[tokio::test]
+async fn absurd_heights_are_refused_or_empty_but_never_a_crash() {
+    let profile = FaultProfile { max_block_range: Some(100), ..FaultProfile::default() };
+    let (_sim, server, client) = served(5, profile).await;
+    let all = json!([{"fromBlock": "0x0", "toBlock": "0xffffffffffffffff"}]);
+    client.error("eth_getLogs", all.clone()).await;
+    server.set_profile(FaultProfile { max_response_bytes: Some(100), ..FaultProfile::default() });
+    client.error("eth_getLogs", all).await;
+    let one = json!([{"fromBlock": "0xffffffffffffffff", "toBlock": "0xffffffffffffffff"}]);
+    assert_eq!(client.call("eth_getLogs", one).await, json!([]));
+    client.error("eth_getLogs", json!([{"fromBlock": "0x1ffffffffffffffff"}])).await;
+}

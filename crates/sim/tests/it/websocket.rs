@@ -55,3 +55,24 @@ async fn new_heads_come_after_mining_and_after_a_reorg() {
     }
     server.stop().await;
 }
+
+#[tokio::test]
+async fn a_bad_provider_is_silent_or_hangs_up() {
+    let (sim, server, _client) =
+        served(10, FaultProfile { ws_silent: true, ..FaultProfile::default() }).await;
+    let (mut socket, _) = tokio_tungstenite::connect_async(&server.ws_url).await.unwrap();
+    say(&mut socket, "eth_subscribe", json!(["newHeads"])).await;
+    hear(&mut socket).await;
+    sim.mine(2);
+    say(&mut socket, "eth_blockNumber", json!([])).await;
+    assert_eq!(number(&hear(&mut socket).await["result"]), 12, "no head came before this answer");
+
+    server.set_profile(FaultProfile { ws_close_after: Some(1), ..FaultProfile::default() });
+    let (mut socket, _) = tokio_tungstenite::connect_async(&server.ws_url).await.unwrap();
+    say(&mut socket, "eth_subscribe", json!(["newHeads"])).await;
+    hear(&mut socket).await;
+    sim.mine(2);
+    assert_eq!(number(&hear(&mut socket).await["params"]["result"]["number"]), 13);
+    let end = tokio::time::timeout(Duration::from_secs(10), socket.next()).await.unwrap();
+    assert!(!matches!(end, Some(Ok(Message::Text(_)))), "the connection ends after one head");
+}

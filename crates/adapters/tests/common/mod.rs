@@ -1,7 +1,8 @@
 //! A node in the test that speaks JSON-RPC over a list of blocks, and misbehaves when told to.
-#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test binary uses a part of it")]
 
 use std::collections::HashMap;
+use std::io::Read;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -431,8 +432,9 @@ pub fn fixtures() -> Option<PathBuf> {
 pub fn load(path: &std::path::Path) -> Value {
     let bytes = std::fs::read(path).expect("readable");
     if path.extension().is_some_and(|extension| extension == "gz") {
-        let reader = flate2::read::GzDecoder::new(&bytes[..]);
-        return serde_json::from_reader(std::io::BufReader::new(reader)).expect("JSON");
+        let mut plain = Vec::new();
+        flate2::read::GzDecoder::new(&bytes[..]).read_to_end(&mut plain).expect("gzip");
+        return serde_json::from_slice(&plain).expect("JSON");
     }
     serde_json::from_slice(&bytes).expect("JSON")
 }

@@ -25,7 +25,7 @@ macro_rules! migrations {
     };
 }
 
-migrations!("0001_foundation", "0002_raw", "0003_backbone", "0004_ledger", "0005_projection");
+migrations!("0001_foundation", "0002_raw", "0003_backbone", "0004_ledger", "0005_projection", "0006_roles");
 
 /// What [`run`] did.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -17,7 +17,7 @@ pub struct TestDb {
 }
 
 impl TestDb {
-    /// A database with all migrations applied.
+    /// A database with all migrations applied. Code that migrates by itself wants [`TestDb::empty`].
     pub async fn new() -> anyhow::Result<Self> {
         let cluster = cluster()?;
         Self::create(cluster, &cluster.template).await
@@ -144,14 +144,24 @@ fn launch(bin: &Path, dir: &Path) -> anyhow::Result<u16> {
     Ok(port)
 }
 
-/// Ends the cluster when nobody has held the users' lock for ten seconds.
+/// Ends the cluster when nobody has held the users' lock for twelve seconds. It holds the lock alone while it
+/// does so: a run that starts in that moment waits for the end and begins with a cluster of its own.
 fn watchdog(bin: &Path, dir: &Path, data: &Path) -> anyhow::Result<()> {
-    let script = "sleep 20; while :; do if flock -n -x users.lock sleep 10; then break; fi; sleep 5; done; \
-                  \"$0\" -m immediate stop -D \"$1\"; rm -rf \"$1\" port";
+    let end = script_as_server_user("\"$0\" -m immediate stop -D \"$1\"; rm -rf \"$1\" port");
+    let script = "exec >/dev/null 2>&1 </dev/null; sleep 10
+        while :; do
+            idle=0
+            while [ $idle -lt 6 ]; do
+                sleep 2
+                if flock -n -x users.lock true; then idle=$((idle + 1)); else idle=0; fi
+            done
+            flock -n -x users.lock sh -c \"$2\" \"$0\" \"$1\" && break
+        done";
     as_self("setsid")
-        .args(["sh", "-c", &format!("exec >/dev/null 2>&1 </dev/null; {}", script_as_server_user(script))])
+        .args(["sh", "-c", script])
         .arg(bin.join("pg_ctl"))
         .arg(data)
+        .arg(end)
         .current_dir(dir)
         .stdin(std::process::Stdio::null())
         .stdout(std::process::Stdio::null())

@@ -31,6 +31,7 @@ migrations!(
     "0003_backbone",
     "0004_ledger",
     "0005_projection",
+    "0006_roles",
     "0007_reads",
     "0008_ledger_blocks",
     "0010_backbone_defaults",

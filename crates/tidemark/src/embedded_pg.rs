@@ -319,11 +319,11 @@ fn prepare(options: &Options) -> Result<(Place, File), PgError> {
         socket_dir,
     };
     let place = place.make_folders()?;
+    place.clear_stale()?; // Before the port is looked at: an orphan may hold it.
+    place.check_port()?;
     if made_by.is_none() {
         place.initdb()?;
     }
-    place.clear_stale()?;
-    place.check_port()?;
     Ok((place, lock))
 }
 

@@ -3,7 +3,6 @@
 mod json;
 mod scrub;
 
-use std::future::Future;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -129,26 +128,21 @@ async fn ready(State(probe): State<Arc<Probe>>) -> Response {
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// Serves the telemetry listener until stopped: the future of its role.
-pub fn serve(
-    listen: SocketAddr,
-    probe: Probe,
-    running: Running,
-) -> impl Future<Output = anyhow::Result<()>> + Send {
-    async move {
-        let listener = bind(listen, "telemetry.listen").await?;
-        running.up();
-        let upkeep = async {
-            loop {
-                tokio::time::sleep(UPKEEP_EVERY).await;
-                probe.metrics.run_upkeep();
-            }
-        };
-        let app = router(probe.clone());
-        let stop = running.stop.clone();
-        tokio::select! {
-            served = axum::serve(listener, app).with_graceful_shutdown(async move { stop.cancelled().await }) => Ok(served?),
-            () = upkeep => Ok(()),
+pub async fn serve(listen: SocketAddr, probe: Probe, running: Running) -> anyhow::Result<()> {
+    let listener = bind(listen, "telemetry.listen").await?;
+    running.up();
+    let upkeep = async {
+        loop {
+            tokio::time::sleep(UPKEEP_EVERY).await;
+            probe.metrics.run_upkeep();
         }
+    };
+    let app = router(probe.clone());
+    let stop = running.stop.clone();
+    let served = axum::serve(listener, app).with_graceful_shutdown(async move { stop.cancelled().await });
+    tokio::select! {
+        served = served => Ok(served?),
+        () = upkeep => Ok(()),
     }
 }
 

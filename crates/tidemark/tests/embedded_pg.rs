@@ -1,5 +1,6 @@
 //! The private Postgres on real servers: start, crash, restart, and everything it must refuse.
 
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -172,47 +173,87 @@ async fn a_long_path_gets_a_short_socket() {
     server.stop().await.expect("stops");
 }
 
-/// `tidemark dev` as a process of its own.
-fn dev(scratch: &Scratch) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_tidemark"))
-        .args(["dev", "--listen", "127.0.0.1:0", "--data-dir"])
-        .arg(&scratch.0)
-        .env("TIDEMARK__TELEMETRY__LISTEN", "off")
-        .env_remove("TIDEMARK_CONFIG")
-        .current_dir(&scratch.0)
-        .stdout(Stdio::null())
-        .stderr(
-            std::fs::File::options()
-                .create(true)
-                .append(true)
-                .open(scratch.0.join("dev.log"))
-                .expect("a log"),
-        )
-        .spawn()
-        .expect("starts")
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_only_we_may_enter_works_too() {
+    use std::os::unix::fs::PermissionsExt;
+    let scratch = Scratch::new();
+    // Root's own home looks like this: the server's user cannot come here by itself.
+    std::fs::set_permissions(&scratch.0, std::fs::Permissions::from_mode(0o700)).expect("protects");
+    let options = Options { data_dir: scratch.0.join("below"), port: None };
+    let server = EmbeddedPg::start(&options).await.expect("starts");
+    execute(&server, "create table kept (n int)").await;
+    server.stop().await.expect("stops");
+    EmbeddedPg::start(&options).await.expect("starts again").stop().await.expect("stops");
 }
 
-fn is_up(scratch: &Scratch) -> bool {
-    // The heartbeat of a running process is the last thing to come up.
-    let log = std::fs::read_to_string(scratch.0.join("dev.log")).unwrap_or_default();
-    log.contains("role_missing") || log.contains("action\":\"running")
+/// `tidemark dev` as a process of its own; ended with its test, also when that fails.
+struct Dev {
+    child: Child,
+    telemetry: u16,
+}
+
+impl Dev {
+    fn start(scratch: &Scratch) -> Self {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("binds");
+        let telemetry = free.local_addr().expect("an address").port();
+        drop(free);
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(scratch.0.join("dev.log"))
+            .expect("a log");
+        let child = Command::new(env!("CARGO_BIN_EXE_tidemark"))
+            .args(["dev", "--listen", "127.0.0.1:0", "--data-dir"])
+            .arg(&scratch.0)
+            .env("TIDEMARK__TELEMETRY__LISTEN", format!("127.0.0.1:{telemetry}"))
+            .env_remove("TIDEMARK_CONFIG")
+            .current_dir(&scratch.0)
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("starts");
+        Self { child, telemetry }
+    }
+
+    /// Status line and body.
+    fn get(&self, path: &str) -> Option<String> {
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", self.telemetry)).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+        stream
+            .write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes())
+            .ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.get("/readyz").is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
+    }
+}
+
+impl Drop for Dev {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn kill_9_leaves_no_server_and_the_next_start_recovers() {
     let scratch = Scratch::new();
-    let mut child = dev(&scratch);
-    until("it runs", || postmaster(&scratch.0).is_some() && scratch.0.join("url").exists()).await;
+    let mut dev = Dev::start(&scratch);
+    until("it runs", || dev.is_ready()).await;
     let server = postmaster(&scratch.0).expect("runs");
-    child.kill().expect("kills");
-    child.wait().expect("ends");
+    dev.child.kill().expect("kills");
+    dev.child.wait().expect("ends");
     // A restart that does not wait for anything.
-    let mut child = dev(&scratch);
-    until("the orphan is gone", || !is_alive(server)).await;
-    until("it runs again", || postmaster(&scratch.0).is_some_and(|pid| pid != server && is_alive(pid))).await;
+    let mut dev = Dev::start(&scratch);
+    until("it runs again", || dev.is_ready()).await;
+    assert!(!is_alive(server), "the orphan is still there");
     let second = postmaster(&scratch.0).expect("runs");
-    child.kill().expect("kills");
-    child.wait().expect("ends");
+    dev.child.kill().expect("kills");
+    dev.child.wait().expect("ends");
     until("the server followed", || !is_alive(second)).await;
 }
 
@@ -220,14 +261,47 @@ async fn kill_9_leaves_no_server_and_the_next_start_recovers() {
 async fn a_signal_stops_everything_in_order() {
     for signal in ["-INT", "-TERM"] {
         let scratch = Scratch::new();
-        let mut child = dev(&scratch);
-        until("it runs", || is_up(&scratch)).await;
+        let mut dev = Dev::start(&scratch);
+        until("it runs", || dev.is_ready()).await;
         let server = postmaster(&scratch.0).expect("runs");
-        kill(signal, child.id());
-        let status = child.wait().expect("ends");
+        kill(signal, dev.child.id());
+        let status = dev.child.wait().expect("ends");
         let log = std::fs::read_to_string(scratch.0.join("dev.log")).unwrap_or_default();
         assert!(status.success(), "{signal}: {status}\n{log}");
         assert!(!is_alive(server), "{signal} left the server");
         assert_eq!(postmaster(&scratch.0), None, "{signal} left a pid file");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_process_shows_itself_and_survives_the_loss_of_its_database() {
+    let scratch = Scratch::new();
+    let mut dev = Dev::start(&scratch);
+    until("it is ready", || dev.is_ready()).await;
+    assert!(dev.get("/healthz").is_some_and(|answer| answer.contains("ok")));
+    assert!(
+        dev.get("/metrics").is_some_and(|answer| answer.contains("tidemark_role_up{role=\"heartbeat\"} 1"))
+    );
+    let status = || {
+        let output = Command::new(env!("CARGO_BIN_EXE_tidemark"))
+            .args(["status", "--json", "--data-dir"])
+            .arg(&scratch.0)
+            .env_remove("TIDEMARK_CONFIG")
+            .current_dir(&scratch.0)
+            .output()
+            .expect("runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    until("status shows it", || status().contains("\"running\"")).await;
+    let first = postmaster(&scratch.0).expect("runs");
+    kill("-9", first);
+    until("another server runs", || postmaster(&scratch.0).is_some_and(|pid| pid != first && is_alive(pid)))
+        .await;
+    until("it is ready again", || dev.is_ready() && status().contains("\"running\"")).await;
+    assert!(dev.child.try_wait().expect("asks").is_none(), "the process is still the same");
+    let log = std::fs::read_to_string(scratch.0.join("dev.log")).expect("a log");
+    for line in log.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).expect("every line is JSON");
+        assert!(line.get("trace_id").is_some() && line.get("action").is_some(), "{line}");
     }
 }

@@ -1,0 +1,160 @@
+//! Every SQL constant of this crate is prepared against a fresh database: a misspelt column is a failing
+//! test and not a surprise at run time. Statements over temporary tables see those of their own file
+//! (constants named `CREATE_TEMP…` are run first); `copy … from stdin` is checked through its column list.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use tidemark_model::redact::RedactedUrl;
+use tidemark_store::{Db, DbOptions, migrate};
+use tidemark_testkit::pg::TestDb;
+use tokio_postgres::NoTls;
+
+/// A constant, where it is and what it says.
+struct Constant {
+    file: PathBuf,
+    name: String,
+    sql: String,
+}
+
+/// All `const NAME: &str = "…"` of a source text, unescaped.
+fn constants(file: &Path, text: &str) -> Vec<Constant> {
+    let mut found = vec![];
+    let mut rest = text;
+    while let Some(at) = rest.find("const ") {
+        rest = &rest[at + "const ".len()..];
+        let Some((name, after)) = rest.split_once(':') else { break };
+        let Some(after) = after.strip_prefix(" &str =").or_else(|| after.strip_prefix(" &'static str ="))
+        else {
+            continue;
+        };
+        if let Some(sql) = literal(after.trim_start()) {
+            found.push(Constant { file: file.to_path_buf(), name: name.trim().to_owned(), sql });
+        }
+    }
+    found
+}
+
+/// The string literal at the start of `text`; `None` for anything else, such as a macro.
+fn literal(text: &str) -> Option<String> {
+    if let Some(raw) = text.strip_prefix("r\"") {
+        return raw.split_once('"').map(|(sql, _)| sql.to_owned());
+    }
+    if let Some(raw) = text.strip_prefix("r#\"") {
+        return raw.split_once("\"#").map(|(sql, _)| sql.to_owned());
+    }
+    let mut sql = String::new();
+    let mut letters = text.strip_prefix('"')?.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '"' => return Some(sql),
+            '\\' => match letters.next()? {
+                'n' => sql.push('\n'),
+                't' => sql.push('\t'),
+                '\n' => while letters.next_if(|next| next.is_whitespace()).is_some() {},
+                other => sql.push(other),
+            },
+            other => sql.push(other),
+        }
+    }
+    None
+}
+
+const VERBS: [&str; 14] = [
+    "select", "insert", "update", "delete", "with", "copy", "create", "truncate", "lock", "set", "analyze",
+    "drop", "merge", "alter",
+];
+
+fn is_sql(text: &str) -> bool {
+    let text = text.trim_start().to_lowercase();
+    VERBS.iter().any(|verb| text.strip_prefix(verb).is_some_and(|rest| rest.starts_with(char::is_whitespace)))
+}
+
+/// Has `{name}` or `{}` outside quotes: the text is completed with a partition's name at run time.
+fn is_template(sql: &str) -> bool {
+    let outside: String = sql.split('\'').step_by(2).collect();
+    outside.contains('{')
+}
+
+/// `copy t (a, b) from stdin …` as a statement that names the same columns.
+fn as_select(sql: &str) -> Option<String> {
+    let rest = sql.trim_start().strip_prefix("copy ")?;
+    let (target, _) = rest.split_once(" from stdin")?;
+    let (table, columns) = target.split_once('(')?;
+    Some(format!("select {} from {}", columns.trim_end().trim_end_matches(')'), table.trim()))
+}
+
+fn sources(dir: &Path) -> Vec<PathBuf> {
+    let mut found = vec![];
+    for entry in std::fs::read_dir(dir).expect("a folder").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+#[tokio::test]
+async fn every_statement_can_be_prepared() {
+    let test = TestDb::empty().await.expect("a database");
+    let db = Db::open(&RedactedUrl::parse(&test.url).expect("a URL"), &DbOptions::default()).expect("a pool");
+    migrate::run(&db).await.expect("migrates");
+    let mut problems = String::new();
+    let mut prepared = 0;
+    for file in sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
+        let text = std::fs::read_to_string(&file).expect("reads");
+        let all: Vec<Constant> = constants(&file, &text)
+            .into_iter()
+            .filter(|one| is_sql(&one.sql) && !is_template(&one.sql))
+            .collect();
+        let (client, connection) = tokio_postgres::connect(&test.url, NoTls).await.expect("connects");
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(connection);
+        client.batch_execute("begin").await.expect("begins");
+        for one in all.iter().filter(|one| one.name.starts_with("CREATE_TEMP")) {
+            if let Err(error) = client.batch_execute(&one.sql).await {
+                complain(&mut problems, one, &error);
+            }
+        }
+        for one in &all {
+            client.batch_execute("savepoint one").await.expect("a savepoint");
+            let sql = as_select(&one.sql).unwrap_or_else(|| one.sql.clone());
+            let several = sql.trim().trim_end_matches(';').contains(';');
+            let outcome = match several || one.name.starts_with("CREATE_TEMP") {
+                // Several statements cannot be prepared; a script is run and undone. Temporary tables were.
+                true if one.name.starts_with("CREATE_TEMP") => Ok(()),
+                true => client.batch_execute(&sql).await,
+                false => client.prepare(&sql).await.map(drop),
+            };
+            if let Err(error) = outcome {
+                complain(&mut problems, one, &error);
+            }
+            client.batch_execute("rollback to savepoint one").await.expect("rolls back");
+            prepared += 1;
+        }
+    }
+    assert!(problems.is_empty(), "these statements do not fit the schema:\n{problems}");
+    assert!(prepared >= 10, "only {prepared} statements were found: the scanner is broken");
+}
+
+fn complain(problems: &mut String, one: &Constant, error: &tokio_postgres::Error) {
+    let why = error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned());
+    writeln!(problems, "  {} {}: {why}", one.file.display(), one.name).expect("writes to a string");
+}
+
+#[test]
+fn constants_are_found_and_unescaped() {
+    let text = "/// x\nconst A: &str = \"\n  select \\\"a\\\" \\\n   from b\";\npub(crate) const B: &str = r\"select 1\";\nconst C: u8 = 1;";
+    let found = constants(Path::new("x.rs"), text);
+    assert_eq!(found.len(), 2);
+    assert_eq!(found[0].sql, "\n  select \"a\" from b");
+    assert_eq!(
+        as_select("copy raw.x (a, b) from stdin (format binary)").as_deref(),
+        Some("select a, b from raw.x")
+    );
+    assert!(is_template("create table {name} ()") && !is_template("select '{}'::jsonb"));
+}

@@ -1,0 +1,131 @@
+//! The command line from outside: help, exit codes, and errors that name the next step.
+
+use std::process::{Command, Output};
+
+use clap::CommandFactory;
+use tidemark::cli::Cli;
+
+fn tidemark(args: &[&str], env: &[(&str, &str)]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tidemark"))
+        .args(args)
+        .env_remove("TIDEMARK_CONFIG")
+        .envs(env.iter().copied())
+        .current_dir(std::env::temp_dir())
+        .output()
+        .expect("runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn the_definition_is_sound() {
+    Cli::command().debug_assert();
+}
+
+/// All commands, with their path.
+fn commands(path: &str, command: &clap::Command, found: &mut Vec<(String, clap::Command)>) {
+    for below in command.get_subcommands() {
+        let path = format!("{path} {}", below.get_name());
+        found.push((path.clone(), below.clone()));
+        commands(&path, below, found);
+    }
+}
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    let mut all = vec![];
+    commands("tidemark", &Cli::command(), &mut all);
+    assert!(all.len() >= 8);
+    for (path, command) in all.iter().filter(|(_, command)| !command.is_hide_set()) {
+        assert!(command.get_about().is_some(), "{path} says nothing of itself");
+        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        assert!(help.contains("Example") && help.contains("tidemark "), "{path} has no example");
+    }
+    let help = text(&tidemark(&["--help"], &[]).stdout);
+    assert!(help.contains("Exit codes:"), "{help}");
+}
+
+#[test]
+fn a_bad_configuration_is_two_and_all_its_problems() {
+    let output =
+        tidemark(&["config", "check"], &[("TIDEMARK__API__LISEN", "x"), ("POLL_INTERVAL_MS", "soon")]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("2 problems")
+            && said.contains("TIDEMARK__API__LISEN")
+            && said.contains("POLL_INTERVAL_MS"),
+        "{said}"
+    );
+    assert!(said.contains("did you mean listen?"), "{said}");
+}
+
+#[test]
+fn the_printed_example_is_the_committed_one() {
+    let output = tidemark(&["config", "example"], &[]);
+    assert!(output.status.success());
+    assert_eq!(text(&output.stdout), include_str!("../../../tidemark.example.toml"));
+}
+
+#[test]
+fn what_is_shown_hides_secrets() {
+    let output =
+        tidemark(&["config", "show"], &[("TIDEMARK__DATABASE__URL", "postgres://u:CANARY@db/CANARY")]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(!text(&output.stdout).contains("CANARY"));
+    assert!(text(&output.stdout).contains("postgres://db"));
+}
+
+#[test]
+fn a_database_that_is_not_there_is_four_without_its_password() {
+    let port =
+        std::net::TcpListener::bind("127.0.0.1:0").expect("binds").local_addr().expect("an address").port();
+    let url = format!("postgres://u:CANARY@127.0.0.1:{port}/x");
+    let output = tidemark(&["migrate"], &[("TIDEMARK__DATABASE__URL", &url)]);
+    assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
+    assert!(!text(&output.stderr).contains("CANARY"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn no_database_at_all_names_the_setting() {
+    for command in [["migrate"].as_slice(), &["status", "--data-dir", "nowhere"]] {
+        let output = tidemark(command, &[]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output.stderr).contains("database.url"), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn nothing_to_ingest_is_said() {
+    let output =
+        tidemark(&["run", "--roles", "ingest"], &[("TIDEMARK__DATABASE__URL", "postgres://127.0.0.1:1/x")]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("[[network]]"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_port_in_use_names_the_setting() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("binds");
+    let listen = taken.local_addr().expect("an address").to_string();
+    let dir = std::env::temp_dir().join(format!("tidemark-cli-{}", uuid::Uuid::new_v4().simple()));
+    let dir = dir.to_string_lossy().into_owned();
+    let output = tidemark(&["dev", "--listen", &listen, "--data-dir", &dir], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("api.listen"), "{}", text(&output.stderr));
+    assert!(!std::path::Path::new(&dir).exists(), "nothing was started");
+}
+
+#[test]
+fn missing_server_binaries_name_the_next_step() {
+    let dir = std::env::temp_dir().join(format!("tidemark-cli-{}", uuid::Uuid::new_v4().simple()));
+    let text_dir = dir.to_string_lossy().into_owned();
+    let output = tidemark(
+        &["dev", "--listen", "127.0.0.1:0", "--data-dir", &text_dir],
+        &[("TIDEMARK_PG_BIN", "/nowhere"), ("TIDEMARK__TELEMETRY__LISTEN", "off")],
+    );
+    assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("make setup"), "{}", text(&output.stderr));
+    std::fs::remove_dir_all(dir).expect("removes");
+}

@@ -12,11 +12,19 @@
 //! - [`dispatch`]: ordered consumers with exactly-once effect
 //! - [`dlq`], [`replay`], [`retention`]: what operators do
 
+pub mod bench;
 pub mod dispatch;
+pub mod dlq;
+pub mod lint;
 pub mod metric;
+pub mod nats;
 pub mod postgres;
+pub mod redis;
+pub mod refill;
 pub mod registry;
 pub mod relay;
+pub mod replay;
+pub mod retention;
 pub mod tail;
 
 use std::time::Duration;
@@ -109,6 +117,10 @@ pub trait Bus: Send + Sync + 'static {
     async fn publish(&self, events: &[Numbered]) -> Result<(), BusError>;
     /// Events of one partition after `after`.
     async fn subscribe(&self, stream: &str, part: u16, after: i64) -> Result<Box<dyn Consumer>, BusError>;
+    /// Nobody needs the numbers at or below `through` any more. An engine that ages by itself ignores it.
+    async fn trim(&self, _stream: &str, _part: u16, _through: i64) -> Result<(), BusError> {
+        Ok(())
+    }
 }
 
 /// Reads one partition.

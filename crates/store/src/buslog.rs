@@ -686,6 +686,111 @@ pub async fn consumer_lags(conn: &Conn) -> Result<Vec<ConsumerLag>, StoreError> 
         .collect())
 }
 
+// ---------------------------------------------------------------------------------------------------------
+// Retention
+
+/// One day's partition of one table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Day {
+    /// `outbox_events`, `bus_log` or `inbox`.
+    pub table: &'static str,
+    /// The day.
+    pub day: Date,
+}
+
+/// The database's day.
+pub async fn today(conn: &Conn) -> Result<Date, StoreError> {
+    Ok(conn.query_one("read the day", TODAY, &[]).await?.get(0))
+}
+
+const DAYS: &str = "
+    select to_date(right(c.relname, 8), 'YYYYMMDD')
+    from pg_inherits i join pg_class c on c.oid = i.inhrelid
+    where i.inhparent = ('system.' || $1::text)::regclass and c.relname ~ ('^' || $1::text || '_[0-9]{8}$')
+    order by 1";
+
+/// Days that have a partition of `table`.
+pub async fn days(conn: &Conn, table: &str) -> Result<Vec<Date>, StoreError> {
+    let rows = conn.query("list day partitions", DAYS, &[&table]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+const CLASSES: &str = "select distinct retention_class from system.outbox_events where day = $1";
+
+/// Retention classes of a day's events.
+pub async fn classes_of(conn: &Conn, day: Date) -> Result<Vec<String>, StoreError> {
+    let rows = conn.query("read retention classes", CLASSES, &[&day]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+const UNNUMBERED_ON: &str = "
+    select exists (
+        select from system.outbox_events o where o.day = $1
+          and not exists (select from system.bus_log l where l.outbox_day = $1 and l.outbox_seq = o.seq))";
+
+/// Whether a day has events without a number.
+pub async fn has_unnumbered_on(conn: &Conn, day: Date) -> Result<bool, StoreError> {
+    Ok(conn.query_one("look for events without a number", UNNUMBERED_ON, &[&day]).await?.get(0))
+}
+
+const WHO_NEEDS: &str = "
+    with tops as (
+        select stream, part, max(pseq) as top from system.bus_log where outbox_day = $1 group by stream, part
+    )
+    select c.handler_kind from tops t
+    join system.consumer_positions c on c.stream = t.stream and c.part = t.part
+    where c.pseq < t.top
+    union all
+    select 'the engine ' || b.engine from tops t
+    join system.bus_partitions b on b.stream = t.stream and b.part = t.part
+    where b.engine <> 'postgres' and b.published_pseq < t.top
+    limit 1";
+
+/// Who has not handled every event of a day; none if it may go.
+pub async fn who_needs(conn: &Conn, day: Date) -> Result<Option<String>, StoreError> {
+    let row = conn.query_opt("look for consumers that lag", WHO_NEEDS, &[&day]).await?;
+    Ok(row.map(|row| row.get(0)))
+}
+
+/// Drops day partitions. Waits shortly for the lock and gives up rather than queueing (pitfall A19).
+pub async fn drop_days(tx: &Tx<'_>, days: &[Day]) -> Result<(), StoreError> {
+    tx.batch("limit lock waits", "set local lock_timeout = '2s'").await?;
+    for Day { table, day } in days {
+        // An identifier of our own making.
+        let sql = format!("drop table if exists system.{}", day_partition(table, *day));
+        tx.batch("drop a day partition", &sql).await?;
+    }
+    Ok(())
+}
+
+const INBOX_IS_OPEN: &str =
+    "select exists (select from system.inbox where event_day = $1 and status in ('PENDING', 'FAIL', 'DLQ'))";
+
+/// Whether a day of the inbox has anything that is not acknowledged.
+pub async fn inbox_is_open(conn: &Conn, day: Date) -> Result<bool, StoreError> {
+    Ok(conn.query_one("look for open inbox rows", INBOX_IS_OPEN, &[&day]).await?.get(0))
+}
+
+const THIN_INBOX: &str = "
+    delete from system.inbox_default
+    where ctid = any (array(
+        select ctid from system.inbox_default
+        where status = 'ACK' and first_seen_at < now() - make_interval(secs => $1) limit 10000))";
+
+/// Deletes old acknowledged rows whose event has no day of its own; bounded per call.
+pub async fn thin_inbox_default(conn: &Conn, older_than: Duration) -> Result<u64, StoreError> {
+    conn.execute("thin the inbox's default partition", THIN_INBOX, &[&seconds(older_than)]).await
+}
+
+const HANDLED_BY_ALL: &str = "
+    select stream, part, min(pseq) from system.consumer_positions group by stream, part having min(pseq) > 0";
+
+/// The numbers every declared consumer has handled.
+pub async fn handled_by_all(conn: &Conn) -> Result<Vec<(String, u16, i64)>, StoreError> {
+    let rows = conn.query("read the slowest positions", HANDLED_BY_ALL, &[]).await?;
+    Ok(rows.iter().map(|row| (row.get(0), wide(row.get(1)), row.get(2))).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,6 +1,8 @@
 //! What the tests of the backbone share: a database, an emitter, a handler that writes down what it did.
 #![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
 
+pub mod server;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

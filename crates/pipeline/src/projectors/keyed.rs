@@ -58,7 +58,7 @@ pub async fn rebuild_keys(
     exact.extend(&whole);
     let assets: Vec<Uuid> = assets.into_iter().collect();
     let exact: Vec<Uuid> = exact.into_iter().collect();
-    let cards = live::rebuild_cards(tx, &assets, &events, &exact).await?;
+    let cards = live::rebuild_cards(tx, &assets, &moves.seen, &exact).await?;
     done.rows += cards.iter().map(|change| change.written).sum::<u64>();
 
     let stats: Vec<StatsChange> = cards
@@ -188,7 +188,9 @@ struct Moves {
     by_collection: BTreeMap<Uuid, i64>,
     by_account: BTreeMap<Uuid, AccountMoves>,
     assets: BTreeSet<Uuid>,
-    /// Their newest event may be older than it was.
+    /// Heights of transfers that are new where they are.
+    seen: Vec<(Uuid, i64)>,
+    /// Their newest transfer may be older than it was.
     exact_assets: BTreeSet<Uuid>,
     /// Sides of rows that were replaced; the ledger may name others now.
     pairs: BTreeSet<(Uuid, Uuid)>,
@@ -218,9 +220,9 @@ impl Moves {
         for row in &decided.put {
             moves.assets.insert(row.asset_id.0);
             if row.is_reverted {
-                moves.exact_assets.insert(row.asset_id.0);
                 continue;
             }
+            moves.seen.push((row.asset_id.0, row.height));
             moves.count(row, 1);
             for account in sides(row) {
                 let one = moves.by_account.entry(account).or_default();

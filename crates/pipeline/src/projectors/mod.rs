@@ -16,7 +16,7 @@
 //! - **asset_cards**: one per catalog asset that any event named. `supply` = catalog supply (finalized) + sum
 //!   of the asset's unfinalized legs; `is_burned` = supply 0, and the catalog says burned, or its finalized
 //!   supply is not 0, or an unfinalized mint or burn exists; `finality_status` as above over all unfinalized
-//!   events of the asset; `last_height` = newest non-reverted event with a delta row, 0 without one.
+//!   events of the asset; `last_height` = height of its newest transfer that is not reverted, 0 without one.
 //! - **collection_holders** (collection, account): over rows of ownership_view with qty > 0: `asset_count` =
 //!   how many, `qty` = their sum. No row at 0.
 //! - **collection_stats**: one per collection with a card. `owners_count` = rows in collection_holders;
@@ -33,10 +33,17 @@
 //! # Cost
 //!
 //! A batch costs what it touches. A class with a million holders is not read: events name their two sides,
-//! and `ledger.ownership.changed` (finalized, confirmed, reorg) concerns only rows that depend on something
-//! above finality, which have their own small index. Only openings and rewinds recompute whole assets. What a
-//! reorg takes back costs a look into the event log of the asset, the cards of the collection and the
-//! transfers of the account, for their newest height or time.
+//! and `ledger.ownership.changed` (finalized, confirmed, reorg, opening) concerns only those and rows that
+//! depend on something above finality, which have their own small index. Only a rewind recomputes whole
+//! assets. What a reorg takes back costs one step into the transfers' indexes per asset, collection and
+//! account, for the newest one that is left (block times do not go back along a chain).
+//!
+//! # What the ledger must do
+//!
+//! Every change of an event is followed by `ledger.event.normalized` or `ledger.event.reverted` with its id,
+//! every change of finality by `ledger.ownership.changed` with the assets. An event that is stored reverted
+//! from the start (it came late from an orphaned block) is shown struck through if it is named; if not, only a
+//! rebuild brings it in.
 
 mod keyed;
 mod rebuild;

@@ -18,7 +18,7 @@ pub struct Touched {
     pub event_assets: BTreeSet<AssetId>,
     /// Assets whose events changed their finality: their rows that depend on something above finality.
     pub assets: BTreeSet<AssetId>,
-    /// Assets of which everything is recomputed: openings, rewinds, repair.
+    /// Assets of which everything is recomputed: rewinds, repair.
     pub whole_assets: BTreeSet<AssetId>,
     /// The ledger's new finality line, and when the chain reported it.
     pub finalized: Option<(i64, OffsetDateTime)>,
@@ -64,8 +64,9 @@ pub fn touched(batch: &[&Envelope]) -> Result<BTreeMap<NetworkId, Touched>, Work
                 let change: OwnershipChanged = payload(envelope)?;
                 let one = all.entry(change.network_id).or_default();
                 match change.reason.as_str() {
-                    // What these change has a row that depends on something above finality, or an event.
-                    "finalized" | "confirmed" | "reorg" => one.assets.extend(change.assets),
+                    // What these change has a row that depends on something above finality, or is a side of an
+                    // event in the stream. An opening belongs to a side of the event that needs it.
+                    "finalized" | "confirmed" | "reorg" | "opening" => one.assets.extend(change.assets),
                     // Anything else may change any row.
                     _ => one.whole_assets.extend(change.assets),
                 }

@@ -35,7 +35,7 @@ const CHECK_CARDS: &str = concat!(
                                        where c.asset_id is not null) w),
             (select to_jsonb(w) from (select t.collection_id, t.token_id, t.standard, t.is_stub, t.is_burned,
                                              t.supply, t.history, t.finality_status, ",
-    last_height_truth!("t.asset_id"),
+    last_height_truth!("t.network_id", "t.asset_id"),
     " as last_height) w)
        from unnest($1::uuid[]) as k(asset_id)
        join (",

@@ -451,17 +451,14 @@ const REBUILD_CARDS: &str = concat!(
     card_truth!("select i as asset_id from unnest($1::uuid[]) i"),
     "),
      seen as materialized (
-        select d.asset_id, max(k.block_number) as height
-          from ledger.normalized_event_deltas d
-          join ledger.normalized_event_keys k on k.normalized_event_id = d.normalized_event_id
-         where d.normalized_event_id = any($2::uuid[]) and not k.is_reverted
-         group by d.asset_id),
+        select asset_id, max(height) as height from unnest($2::uuid[], $3::bigint[]) as i(asset_id, height)
+         group by asset_id),
      new as materialized (
         select t.*, o.asset_id is null as is_new, o.supply as old_supply, o.is_stub as old_stub,
                o.last_height as old_height,
-               case when o.asset_id is null or t.asset_id = any($3::uuid[]) then ",
-    last_height_truth!("t.asset_id"),
-    "           else greatest(o.last_height, s.height) end as last_height
+               case when t.asset_id = any($4::uuid[]) then ",
+    last_height_truth!("t.network_id", "t.asset_id"),
+    "           else greatest(o.last_height, s.height, 0) end as last_height
           from truth t
           left join projection.asset_cards o on o.asset_id = t.asset_id
           left join seen s on s.asset_id = t.asset_id),
@@ -494,15 +491,19 @@ const REBUILD_CARDS: &str = concat!(
       group by n.collection_id order by n.collection_id"
 );
 
-/// Recomputes the cards of `assets`. The newest height moves up with `events`; for `exact` assets and new
-/// cards it is looked up in the event log (an event of theirs was reverted or moved).
+/// Recomputes the cards of `assets`. The newest height moves up with what was `seen`; for `exact` assets it
+/// is looked up in the transfers (one of theirs was taken back or moved).
 pub async fn rebuild_cards(
     tx: &Tx<'_>,
     assets: &[Uuid],
-    events: &[Uuid],
+    seen: &[(Uuid, i64)],
     exact: &[Uuid],
 ) -> Result<Vec<CardChange>, StoreError> {
-    let rows = tx.query("recompute asset cards", REBUILD_CARDS, &[&assets, &events, &exact]).await?;
+    if assets.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (seen, heights): (Vec<Uuid>, Vec<i64>) = seen.iter().copied().unzip();
+    let rows = tx.query("recompute asset cards", REBUILD_CARDS, &[&assets, &seen, &heights, &exact]).await?;
     let change = |row: &Row| CardChange {
         collection_id: row.get(0),
         written: count(row.get(1)),
@@ -537,8 +538,9 @@ const MOVE_STATS: &str = "
            coalesce(o.total_supply, 0) + d.supply::numeric, coalesce(o.stub_count, 0) + d.stubs,
            coalesce(o.transfer_count, 0) + d.transfers,
            case when d.lowered
-                then coalesce((select max(a.last_height) from projection.asset_cards a
-                                where a.collection_id = c.id), 0)
+                then coalesce((select max(m.height) from projection.transfers m
+                                where m.network_id = c.network_id and m.collection_id = c.id
+                                  and not m.is_reverted), 0)
                 else greatest(o.last_height, d.height) end,
            now()
       from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[],
@@ -609,9 +611,14 @@ const MOVE_ACCOUNTS: &str = "
                coalesce(s.transfer_count, 0) + d.transfers as transfer_count,
                greatest(a.first_seen_at,
                         case when d.exact
-                             then (select max(t.event_time) from projection.transfers t
-                                    where t.network_id = a.network_id and not t.is_reverted
-                                      and (t.from_account = a.id or t.to_account = a.id))
+                             then greatest((select f.event_time from projection.transfers f
+                                             where f.network_id = a.network_id and f.from_account = a.id
+                                               and not f.is_reverted
+                                             order by f.height desc limit 1),
+                                           (select t.event_time from projection.transfers t
+                                             where t.network_id = a.network_id and t.to_account = a.id
+                                               and not t.is_reverted
+                                             order by t.height desc limit 1))
                              else greatest(s.last_seen_at, d.seen_at) end) as last_seen_at
           from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::timestamptz[], $5::boolean[])
                as d(account_id, assets, transfers, seen_at, exact)

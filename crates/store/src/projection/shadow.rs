@@ -134,18 +134,17 @@ const ASSET_CARDS: Plan = Plan {
     truth: card_columns!(
         card_truth!("select id as asset_id from catalog.assets where id between $1 and $2"),
         "coalesce(h.height, 0)",
-        "left join (select d.asset_id, max(k.block_number) as height
-                      from ledger.normalized_event_deltas d
-                      join ledger.normalized_event_keys k on k.normalized_event_id = d.normalized_event_id
-                     where d.asset_id between $1 and $2 and not k.is_reverted
-                     group by d.asset_id) h on h.asset_id = t.asset_id"
+        "left join (select asset_id, max(height) as height
+                      from projection.transfers
+                     where asset_id between $1 and $2 and not is_reverted
+                     group by asset_id) h on h.asset_id = t.asset_id"
     ),
     truth_of_changes: card_columns!(
         card_truth!("select distinct asset_id from projection.asset_cards__changes"),
-        last_height_truth!("t.asset_id"),
+        last_height_truth!("t.network_id", "t.asset_id"),
         ""
     ),
-    slices: 16,
+    slices: 4,
     has_line: false,
 };
 

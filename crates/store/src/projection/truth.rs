@@ -53,14 +53,17 @@ macro_rules! card_truth {
 }
 pub(crate) use card_truth;
 
-/// Newest canonical event that moved the asset named by `asset`; 0 when there is none.
+/// Height of the newest transfer that is not reverted of the asset `asset` of network `network`; 0 when there
+/// is none. One step into an index of each partition, however long the history.
 macro_rules! last_height_truth {
-    ($asset:expr) => {
+    ($network:expr, $asset:expr) => {
         concat!(
-            "coalesce((select max(lk.block_number)
-                         from ledger.normalized_event_deltas ld
-                         join ledger.normalized_event_keys lk on lk.normalized_event_id = ld.normalized_event_id
-                        where ld.asset_id = ", $asset, " and not lk.is_reverted), 0)"
+            "coalesce((select max(lt.height) from projection.transfers lt
+                        where lt.network_id = ",
+            $network,
+            " and lt.asset_id = ",
+            $asset,
+            " and not lt.is_reverted), 0)"
         )
     };
 }

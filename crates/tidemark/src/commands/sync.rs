@@ -183,6 +183,7 @@ fn report(args: &SyncArgs, summary: &Summary, took: Duration) {
             "events_per_second": rate,
             "rpc_calls": summary.rpc_calls,
             "peak_rss_bytes": peak_rss_bytes(),
+            "cpu_seconds": cpu_seconds(),
         });
         println!("{line}");
         return;
@@ -204,4 +205,12 @@ fn peak_rss_bytes() -> Option<u64> {
     let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
     let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
     Some(kib * 1024)
+}
+
+/// User and system time of this process so far. `/proc` counts in hundredths of a second on Linux.
+fn cpu_seconds() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
+    let ticks: u32 = fields.get(11)?.parse::<u32>().ok()? + fields.get(12)?.parse::<u32>().ok()?;
+    Some(f64::from(ticks) / 100.0)
 }

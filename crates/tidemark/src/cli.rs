@@ -35,6 +35,14 @@ pub enum Command {
         after_help = "Examples:\n  tidemark run --config tidemark.toml\n  tidemark run --roles ingest,relay --config tidemark.toml"
     )]
     Run(RunArgs),
+    /// Read history until everything up to a height is final and projected, then end
+    #[command(
+        long_about = "Reads every configured network until everything up to the height is final, in the ledger and in \
+                      the projections, then ends with a summary. Without a configured database it uses a private \
+                      Postgres in the data directory. It can be interrupted and run again at any time.",
+        after_help = "Examples:\n  tidemark sync --config tidemark.toml --until finalized\n  tidemark sync --until 18000000 --json"
+    )]
+    Sync(SyncArgs),
     /// Bring the database to the newest schema
     #[command(
         long_about = "Applies the migrations that the database does not have yet, under an advisory lock: several \
@@ -100,6 +108,42 @@ pub struct RunArgs {
         default_value = "ingest,relay,workers,api"
     )]
     pub roles: Vec<Role>,
+}
+
+/// `sync`
+#[derive(Debug, Args)]
+pub struct SyncArgs {
+    /// See [`ConfigArgs`].
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Where the private Postgres keeps its files [default: ./.tidemark]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// `finalized` (as the nodes say at the start) or a height
+    #[arg(long, value_name = "WHAT", default_value = "finalized")]
+    pub until: Until,
+    /// End with one JSON line: events, seconds, events_per_second, rpc_calls, peak_rss_bytes
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How far `sync` goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// The finalized height the nodes report first.
+    Finalized,
+    /// This height, once it is final.
+    Height(u64),
+}
+
+impl std::str::FromStr for Until {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "finalized" => Ok(Self::Finalized),
+            number => number.parse().map(Self::Height).map_err(|_| "write `finalized` or a height".into()),
+        }
+    }
 }
 
 /// `status`

@@ -7,6 +7,7 @@ pub mod dev;
 pub mod migrate;
 pub mod run;
 pub mod status;
+pub mod sync;
 
 use crate::cli::{Cli, Command};
 use crate::config::{Config, Override, Sources};
@@ -18,11 +19,15 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Config(command) => config::run(&command),
         Command::Dev(args) => {
             let config = load(args.config.config.as_deref(), dev::overrides(&args))?;
-            dev::run(args, config).await
+            dev::run(&args, config).await
         }
         Command::Run(args) => {
             let config = load(args.config.config.as_deref(), vec![])?;
             run::run(args, config).await
+        }
+        Command::Sync(args) => {
+            let config = load(args.config.config.as_deref(), sync::overrides(&args))?;
+            sync::run(args, config).await
         }
         Command::Migrate(args) => migrate::run(load(args.config.as_deref(), vec![])?).await,
         Command::Status(args) => {

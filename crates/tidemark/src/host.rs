@@ -51,7 +51,7 @@ impl Host {
     }
 
     /// Starts the base and `roles`.
-    pub async fn start(&self, roles: &[Role]) -> anyhow::Result<()> {
+    pub async fn start(&self, roles: &[Role]) -> anyhow::Result<wire::Started> {
         wire::start_base(&self.ctx, self.embedded.as_ref(), &self.group);
         wire::start_roles(&self.ctx, roles, &self.group).await
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use metrics_exporter_prometheus::PrometheusHandle;
+use tidemark_model::chain::ChainAdapter;
 use tidemark_store::status::{self, Process};
 use tidemark_store::{Db, DbOptions};
 use time::OffsetDateTime;
@@ -150,8 +151,15 @@ fn processes(instance: &str, group: &Supervisor) -> Vec<Process> {
         .collect()
 }
 
+/// What [`start_roles`] started, for those who count.
+#[derive(Default)]
+pub struct Started {
+    /// One per network that is being read.
+    pub adapters: Vec<Arc<dyn ChainAdapter>>,
+}
+
 /// Starts the parts of `roles` as supervised tasks of `group`.
-pub async fn start_roles(_ctx: &Context, roles: &[Role], _group: &Supervisor) -> anyhow::Result<()> {
+pub async fn start_roles(_ctx: &Context, roles: &[Role], _group: &Supervisor) -> anyhow::Result<Started> {
     for role in roles {
         match role {
             Role::Ingest | Role::Relay | Role::Workers | Role::Api | Role::Executor => {
@@ -159,5 +167,5 @@ pub async fn start_roles(_ctx: &Context, roles: &[Role], _group: &Supervisor) ->
             }
         }
     }
-    Ok(())
+    Ok(Started::default())
 }

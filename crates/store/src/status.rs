@@ -161,3 +161,11 @@ pub async fn open_dlq(conn: &Conn) -> Result<Vec<(String, i64)>, StoreError> {
     let rows = conn.query("count dead letters", OPEN_DLQ, &[]).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
+
+const MAY_ACT_AS: &str = "
+    select exists (select from pg_roles where rolname = $1 and pg_has_role(current_user, oid, 'member'))";
+
+/// Can this login `set role` to `role`? Not where migrating it had no right to create roles.
+pub async fn may_act_as(conn: &Conn, role: &str) -> Result<bool, StoreError> {
+    Ok(conn.query_one("look for a role", MAY_ACT_AS, &[&role]).await?.get(0))
+}

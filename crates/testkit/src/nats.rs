@@ -1,6 +1,6 @@
 //! A private NATS server with JetStream.
 
-use crate::process::{Folder, Process, free_port, wait_until_it_answers};
+use crate::process::{Folder, PORT_TRIES, Process, free_port, wait_until_it_answers};
 use crate::tools;
 
 /// A NATS server of one test's own.
@@ -16,11 +16,16 @@ pub struct Nats {
 impl Nats {
     /// Starts one with JetStream on an empty disk.
     pub async fn start() -> anyhow::Result<Self> {
-        let folder = Folder::new("nats")?;
-        let port = free_port()?;
-        let mut server = Self { url: format!("nats://127.0.0.1:{port}"), port, process: None, folder };
-        server.launch().await?;
-        Ok(server)
+        for attempt in 1.. {
+            let folder = Folder::new("nats")?;
+            let port = free_port()?;
+            let mut server = Self { url: format!("nats://127.0.0.1:{port}"), port, process: None, folder };
+            match server.launch().await {
+                Err(error) if attempt < PORT_TRIES => drop(error), // Somebody took the port first.
+                launched => return launched.map(|()| server),
+            }
+        }
+        unreachable!("the loop returns on its last attempt")
     }
 
     async fn launch(&mut self) -> anyhow::Result<()> {

@@ -76,6 +76,9 @@ pub(crate) fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
+/// Free ports tried before giving up.
+pub(crate) const PORT_TRIES: u32 = 3;
+
 /// Long enough for a machine with other work to do.
 const START_WAIT: Duration = Duration::from_secs(20);
 

@@ -1,6 +1,6 @@
 //! A private Redis with an append-only file.
 
-use crate::process::{Folder, Process, free_port, wait_until_it_answers};
+use crate::process::{Folder, PORT_TRIES, Process, free_port, wait_until_it_answers};
 use crate::tools;
 
 /// A Redis of one test's own.
@@ -16,11 +16,16 @@ pub struct Redis {
 impl Redis {
     /// Starts one on an empty disk; every write is on disk before it is answered.
     pub async fn start() -> anyhow::Result<Self> {
-        let folder = Folder::new("redis")?;
-        let port = free_port()?;
-        let mut server = Self { url: format!("redis://127.0.0.1:{port}"), port, process: None, folder };
-        server.launch().await?;
-        Ok(server)
+        for attempt in 1.. {
+            let folder = Folder::new("redis")?;
+            let port = free_port()?;
+            let mut server = Self { url: format!("redis://127.0.0.1:{port}"), port, process: None, folder };
+            match server.launch().await {
+                Err(error) if attempt < PORT_TRIES => drop(error), // Somebody took the port first.
+                launched => return launched.map(|()| server),
+            }
+        }
+        unreachable!("the loop returns on its last attempt")
     }
 
     async fn launch(&mut self) -> anyhow::Result<()> {

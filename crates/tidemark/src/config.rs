@@ -667,7 +667,8 @@ fn telemetry(mut section: Section<'_>, api: &Api, keys: &mut Vec<String>) -> Tel
     let words = [("auto", LogFormat::Auto), ("json", LogFormat::Json), ("human", LogFormat::Human)];
     let log_format = section.word("log_format", LogFormat::Auto, &words);
     let log_filter = match section.text("log_filter") {
-        None => "info".to_owned(),
+        // The driver logs every notice of the server.
+        None => "info,tokio_postgres=warn".to_owned(),
         Some((text, origin)) => {
             if tracing_subscriber::EnvFilter::try_new(&text).is_err() {
                 section.problem(

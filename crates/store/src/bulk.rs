@@ -559,6 +559,13 @@ const DEFER: &str = "
 const DEFERRED: &str = "select name, definition from system.deferred_indexes order by name";
 const RESTORED: &str = "delete from system.deferred_indexes where name = $1";
 
+const COUNT_DEFERRED: &str = "select count(*) from system.deferred_indexes";
+
+/// How many indexes are away.
+pub async fn deferred_indexes(conn: &Conn) -> Result<i64, StoreError> {
+    Ok(conn.query_one("count deferred indexes", COUNT_DEFERRED, &[]).await?.get(0))
+}
+
 /// Takes secondary indexes away for a first large history, if the ledger is still empty. Each is written
 /// down before it goes, in the same transaction.
 pub async fn defer_indexes(conn: &mut Conn) -> Result<usize, StoreError> {

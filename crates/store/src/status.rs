@@ -129,10 +129,13 @@ pub struct AppProgress {
     pub finalized: Option<i64>,
     /// Newest projected height.
     pub projected: Option<i64>,
+    /// Canonical events in the projections.
+    pub events: i64,
 }
 
 const APP_PROGRESS: &str = "
-    select coalesce(l.network_id, p.network_id), l.head_height, l.finalized_height, p.projected_height
+    select coalesce(l.network_id, p.network_id), l.head_height, l.finalized_height, p.projected_height,
+           coalesce(p.events_total, 0)
       from ledger.network_progress l
       full join projection.network_status p on p.network_id = l.network_id
      order by 1";
@@ -145,6 +148,7 @@ pub async fn app_progress(conn: &Conn) -> Result<Vec<AppProgress>, StoreError> {
         normalized: row.get(1),
         finalized: row.get(2),
         projected: row.get(3),
+        events: row.get(4),
     };
     Ok(rows.iter().map(progress).collect())
 }
@@ -156,4 +160,12 @@ const OPEN_DLQ: &str = "
 pub async fn open_dlq(conn: &Conn) -> Result<Vec<(String, i64)>, StoreError> {
     let rows = conn.query("count dead letters", OPEN_DLQ, &[]).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+}
+
+const MAY_ACT_AS: &str = "
+    select exists (select from pg_roles where rolname = $1 and pg_has_role(current_user, oid, 'member'))";
+
+/// Can this login `set role` to `role`? Not where migrating it had no right to create roles.
+pub async fn may_act_as(conn: &Conn, role: &str) -> Result<bool, StoreError> {
+    Ok(conn.query_one("look for a role", MAY_ACT_AS, &[&role]).await?.get(0))
 }

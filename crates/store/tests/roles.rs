@@ -177,3 +177,13 @@ async fn a_login_that_may_not_create_roles_can_still_migrate() {
     db.close();
     owner.may(&format!("drop owned by {login}; drop role {login}")).await;
 }
+
+#[tokio::test]
+async fn whoever_may_take_a_role_is_known() {
+    let test = TestDb::new().await.expect("a database");
+    let owner = connect(&test, None).await;
+    assert!(tidemark_store::status::may_act_as(&owner.conn, "tidemark_api").await.expect("answers"));
+    assert!(!tidemark_store::status::may_act_as(&owner.conn, "nobody_at_all").await.expect("answers"));
+    let api = connect(&test, Some("tidemark_api")).await;
+    assert!(!tidemark_store::status::may_act_as(&api.conn, "tidemark_admin").await.expect("answers"));
+}

@@ -1,6 +1,6 @@
 //! A private anvil: a real EVM node for one test.
 
-use crate::process::{Folder, Process, free_port, wait_until_it_answers};
+use crate::process::{Folder, Port, Process, wait_until_it_answers};
 use crate::tools;
 
 /// An anvil of one test's own.
@@ -13,6 +13,7 @@ pub struct Anvil {
     // The process goes before the folder it writes to.
     _process: Process,
     _folder: Folder,
+    _port: Port,
 }
 
 const QUESTION: &[u8] =
@@ -32,13 +33,19 @@ impl Anvil {
         )?;
         let folder = Folder::new("anvil")?;
         let log = folder.0.join("server.log");
-        let port = free_port()?;
-        let port_text = port.to_string();
+        let port = Port::free()?;
+        let port_text = port.number.to_string();
         let own = ["--host", "127.0.0.1", "--port", &port_text];
         let all: Vec<String> = own.iter().chain(args).map(|arg| (*arg).to_owned()).collect();
         let process = Process::start(&program, &all, &log)?;
-        wait_until_it_answers("anvil", port, QUESTION, "HTTP/1.1 200", &log).await?;
-        let (url, ws_url) = (format!("http://127.0.0.1:{port}"), format!("ws://127.0.0.1:{port}"));
-        Ok(Self { url, ws_url, _process: process, _folder: folder })
+        wait_until_it_answers("anvil", port.number, QUESTION, "HTTP/1.1 200", &log).await?;
+        let at = format!("127.0.0.1:{port_text}");
+        Ok(Self {
+            url: format!("http://{at}"),
+            ws_url: format!("ws://{at}"),
+            _process: process,
+            _folder: folder,
+            _port: port,
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! A private NATS server with JetStream.
 
-use crate::process::{Folder, Process, free_port, wait_until_it_answers};
+use crate::process::{Folder, PORT_TRIES, Port, Process, wait_until_it_answers};
 use crate::tools;
 
 /// A NATS server of one test's own.
@@ -8,7 +8,7 @@ use crate::tools;
 pub struct Nats {
     /// `nats://127.0.0.1:PORT`
     pub url: String,
-    port: u16,
+    port: Port,
     process: Option<Process>,
     folder: Folder,
 }
@@ -16,21 +16,27 @@ pub struct Nats {
 impl Nats {
     /// Starts one with JetStream on an empty disk.
     pub async fn start() -> anyhow::Result<Self> {
-        let folder = Folder::new("nats")?;
-        let port = free_port()?;
-        let mut server = Self { url: format!("nats://127.0.0.1:{port}"), port, process: None, folder };
-        server.launch().await?;
-        Ok(server)
+        for attempt in 1.. {
+            let folder = Folder::new("nats")?;
+            let port = Port::free()?;
+            let mut server =
+                Self { url: format!("nats://127.0.0.1:{}", port.number), port, process: None, folder };
+            match server.launch().await {
+                Err(error) if attempt < PORT_TRIES => drop(error), // Somebody took the port first.
+                launched => return launched.map(|()| server),
+            }
+        }
+        unreachable!("the loop returns on its last attempt")
     }
 
     async fn launch(&mut self) -> anyhow::Result<()> {
         let program = tools::find("nats-server", &["py/bin/nats-server", "bin/nats-server"])?;
         let log = self.folder.0.join("server.log");
         let disk = self.folder.0.join("js").display().to_string();
-        let port = self.port.to_string();
+        let port = self.port.number.to_string();
         let args = ["-a", "127.0.0.1", "-p", &port, "-js", "-sd", &disk].map(str::to_owned);
         self.process = Some(Process::start(&program, &args, &log)?);
-        wait_until_it_answers("nats-server", self.port, b"", "INFO ", &log).await
+        wait_until_it_answers("nats-server", self.port.number, b"", "INFO ", &log).await
     }
 
     /// Kills it, as a crash would; a restart listens on the same port.

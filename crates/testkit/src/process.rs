@@ -1,5 +1,6 @@
 //! One server process: on a free port, in a folder of its own, ended with its owner.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ impl Process {
     pub(crate) fn start(program: &Path, args: &[String], log: &Path) -> anyhow::Result<Self> {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(program).args(args).stdin(Stdio::null());
-        let file = std::fs::File::options().create(true).append(true).open(log)?;
+        let file = File::options().create(true).append(true).open(log)?;
         command.stdout(file.try_clone()?).stderr(file);
         let (kill, order) = mpsc::channel();
         let (started, start) = mpsc::channel();
@@ -71,10 +72,31 @@ impl Drop for Folder {
     }
 }
 
-/// A port nobody uses right now. Somebody may take it before the server does: callers try again.
-pub(crate) fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+/// A port nobody uses right now, and no other test of this checkout will be given: two servers of one kind
+/// on one port would answer for each other.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) number: u16,
+    /// Held as long as the port is ours.
+    _lock: File,
 }
+
+impl Port {
+    pub(crate) fn free() -> anyhow::Result<Self> {
+        let folder = crate::scratch_dir().join("ports");
+        std::fs::create_dir_all(&folder)?;
+        loop {
+            let number = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+            let lock = File::create(folder.join(number.to_string()))?;
+            if lock.try_lock().is_ok() {
+                return Ok(Self { number, _lock: lock });
+            }
+        }
+    }
+}
+
+/// Free ports tried before giving up.
+pub(crate) const PORT_TRIES: u32 = 3;
 
 /// Long enough for a machine with other work to do.
 const START_WAIT: Duration = Duration::from_secs(20);

@@ -1,6 +1,6 @@
 //! A private Redis with an append-only file.
 
-use crate::process::{Folder, Process, free_port, wait_until_it_answers};
+use crate::process::{Folder, PORT_TRIES, Port, Process, wait_until_it_answers};
 use crate::tools;
 
 /// A Redis of one test's own.
@@ -8,7 +8,7 @@ use crate::tools;
 pub struct Redis {
     /// `redis://127.0.0.1:PORT`
     pub url: String,
-    port: u16,
+    port: Port,
     process: Option<Process>,
     folder: Folder,
 }
@@ -16,11 +16,17 @@ pub struct Redis {
 impl Redis {
     /// Starts one on an empty disk; every write is on disk before it is answered.
     pub async fn start() -> anyhow::Result<Self> {
-        let folder = Folder::new("redis")?;
-        let port = free_port()?;
-        let mut server = Self { url: format!("redis://127.0.0.1:{port}"), port, process: None, folder };
-        server.launch().await?;
-        Ok(server)
+        for attempt in 1.. {
+            let folder = Folder::new("redis")?;
+            let port = Port::free()?;
+            let mut server =
+                Self { url: format!("redis://127.0.0.1:{}", port.number), port, process: None, folder };
+            match server.launch().await {
+                Err(error) if attempt < PORT_TRIES => drop(error), // Somebody took the port first.
+                launched => return launched.map(|()| server),
+            }
+        }
+        unreachable!("the loop returns on its last attempt")
     }
 
     async fn launch(&mut self) -> anyhow::Result<()> {
@@ -28,11 +34,11 @@ impl Redis {
         let log = self.folder.0.join("server.log");
         let disk = self.folder.0.join("data");
         std::fs::create_dir_all(&disk)?;
-        let (port, disk) = (self.port.to_string(), disk.display().to_string());
+        let (port, disk) = (self.port.number.to_string(), disk.display().to_string());
         let args = ["--port", &port, "--bind", "127.0.0.1", "--dir", &disk, "--save", ""].map(str::to_owned);
         let durable = ["--appendonly", "yes", "--appendfsync", "always"].map(str::to_owned);
         self.process = Some(Process::start(&program, &[args.as_slice(), &durable].concat(), &log)?);
-        wait_until_it_answers("redis-server", self.port, b"PING\r\n", "+PONG", &log).await
+        wait_until_it_answers("redis-server", self.port.number, b"PING\r\n", "+PONG", &log).await
     }
 
     /// Kills it, as a crash would; a restart listens on the same port.

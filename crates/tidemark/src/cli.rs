@@ -35,14 +35,29 @@ pub enum Command {
         after_help = "Examples:\n  tidemark run --config tidemark.toml\n  tidemark run --roles ingest,relay --config tidemark.toml"
     )]
     Run(RunArgs),
-    /// Read history until it is final, applied and projected, then exit
+    /// Read history until everything up to a height is final and projected, then end
     #[command(
-        long_about = "Reads all configured networks up to their finalized height (or a height of yours), applies \
-                      everything to the ledger and the projections, and exits with a summary. Starts again where \
-                      it stopped. Without a configured database it uses a private Postgres in the data directory.",
-        after_help = "Examples:\n  tidemark sync --config tidemark.toml\n  tidemark sync --config tidemark.toml --until 19000000 --json"
+        long_about = "Reads every configured network until everything up to the height is final, in the ledger and in \
+                      the projections, then ends with a summary. Without a configured database it uses a private \
+                      Postgres in the data directory. It can be interrupted and run again at any time.",
+        after_help = "Examples:\n  tidemark sync --config tidemark.toml --until finalized\n  tidemark sync --until 18000000 --json"
     )]
     Sync(SyncArgs),
+    /// Run the simulated node alone: a seeded NFT economy over real JSON-RPC
+    #[command(
+        long_about = "Serves a simulated Ethereum node over HTTP and WebSocket: seeded collections, mints, transfers, \
+                      batches and burns, finality, reorgs, and on demand the faults of a bad provider. It knows the \
+                      truth: GET /sim/truth?height=N. Prints its URL on standard output.",
+        after_help = "Examples:\n  tidemark sim --seed 7\n  tidemark sim --chaos --reorg-every 10 --block-time-ms 500"
+    )]
+    Sim(SimArgs),
+    /// Measure this machine: a table for people, JSON for programs
+    #[command(
+        long_about = "Runs a benchmark on a private Postgres and a simulated node and prints a table; the figures also \
+                      go to a JSON file. Ratios of one run are what counts (docs/benchmarks.md).",
+        after_help = "Example:\n  tidemark bench sync --logs 200000 --blocks 10000"
+    )]
+    Bench(BenchArgs),
     /// Bring the database to the newest schema
     #[command(
         long_about = "Applies the migrations that the database does not have yet, under an advisory lock: several \
@@ -116,33 +131,85 @@ pub struct SyncArgs {
     /// See [`ConfigArgs`].
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Where to stop: `finalized` (as of the start) or a height
-    #[arg(long, value_name = "finalized|HEIGHT", default_value = "finalized", value_parser = until)]
-    pub until: Until,
-    /// Where the private Postgres keeps its files, if no database is configured [default: ./.tidemark]
+    /// Where the private Postgres keeps its files [default: ./.tidemark]
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
-    /// End with one JSON line
+    /// `finalized` (as the nodes say at the start) or a height
+    #[arg(long, value_name = "WHAT", default_value = "finalized")]
+    pub until: Until,
+    /// End with one JSON line: events, seconds, events_per_second, rpc_calls, peak_rss_bytes
     #[arg(long)]
     pub json: bool,
 }
 
-/// Where `sync` stops.
+/// How far `sync` goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Until {
-    /// The finalized height when it began.
+    /// The finalized height the nodes report first.
     Finalized,
     /// This height, once it is final.
     Height(u64),
 }
 
-fn until(text: &str) -> Result<Until, String> {
-    match text {
-        "finalized" => Ok(Until::Finalized),
-        height => {
-            height.parse().map(Until::Height).map_err(|_| "say `finalized` or a block height".to_owned())
+impl std::str::FromStr for Until {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "finalized" => Ok(Self::Finalized),
+            number => number.parse().map(Self::Height).map_err(|_| "write `finalized` or a height".into()),
         }
     }
+}
+
+/// `sim`
+#[derive(Debug, Args)]
+pub struct SimArgs {
+    /// Address to listen on
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8545")]
+    pub listen: SocketAddr,
+    /// Seed: the same seed gives the same chain
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Blocks that exist at the start
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub blocks: u64,
+    /// Milliseconds between two blocks
+    #[arg(long, value_name = "MS", default_value_t = 2000)]
+    pub block_time_ms: u64,
+    /// A reorg about once in so many blocks; 0 for none
+    #[arg(long, value_name = "BLOCKS", default_value_t = 40)]
+    pub reorg_every: u64,
+    /// Behave like the worst provider: throttling, outages, lies that can be found out
+    #[arg(long)]
+    pub chaos: bool,
+    /// A still chain with exactly this many logs, for benchmarks
+    #[arg(long, value_name = "N", hide = true)]
+    pub bench_logs: Option<u64>,
+}
+
+/// `bench`
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Which one
+    pub name: BenchName,
+    /// Where the JSON goes
+    #[arg(long, value_name = "DIR", default_value = "target/bench")]
+    pub out: PathBuf,
+    /// Logs of the simulated history
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    pub logs: u64,
+    /// Blocks they are in
+    #[arg(long, value_name = "N", default_value_t = 50_000)]
+    pub blocks: u64,
+}
+
+/// The benchmarks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum BenchName {
+    /// All of them, one after another.
+    All,
+    /// History from the first RPC call to finalized owners in the projections.
+    Sync,
 }
 
 /// `status`

@@ -2,10 +2,12 @@
 
 #![expect(clippy::print_stdout, reason = "commands speak on stdout")]
 
+pub mod bench;
 pub mod config;
 pub mod dev;
 pub mod migrate;
 pub mod run;
+pub mod sim;
 pub mod status;
 pub mod sync;
 
@@ -19,7 +21,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Config(command) => config::run(&command),
         Command::Dev(args) => {
             let config = load(args.config.config.as_deref(), dev::overrides(&args))?;
-            dev::run(args, config).await
+            dev::run(&args, config).await
         }
         Command::Run(args) => {
             let config = load(args.config.config.as_deref(), vec![])?;
@@ -29,6 +31,8 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
             let config = load(args.config.config.as_deref(), sync::overrides(&args))?;
             sync::run(args, config).await
         }
+        Command::Sim(args) => sim::run(args).await,
+        Command::Bench(args) => bench::run(args).await,
         Command::Migrate(args) => migrate::run(load(args.config.as_deref(), vec![])?).await,
         Command::Status(args) => {
             let config = load(args.config.config.as_deref(), status::overrides(&args))?;

@@ -34,11 +34,6 @@ impl Host {
     /// Brings up the database and its schema; starts no role yet.
     pub async fn open(config: Config, embedded: Embedded) -> anyhow::Result<Self> {
         check_ports(&config).await?;
-        Self::open_quiet(config, embedded).await
-    }
-
-    /// The same for a command that listens nowhere.
-    pub async fn open_quiet(config: Config, embedded: Embedded) -> anyhow::Result<Self> {
         let metrics = telemetry::init_metrics()?;
         let server = match embedded {
             Embedded::Allowed if config.database.app_url.is_none() => {
@@ -57,7 +52,7 @@ impl Host {
     }
 
     /// Starts the base and `roles`.
-    pub async fn start(&self, roles: &[Role]) -> anyhow::Result<()> {
+    pub async fn start(&self, roles: &[Role]) -> anyhow::Result<wire::Started> {
         wire::start_base(&self.ctx, self.embedded.as_ref(), &self.group);
         wire::start_roles(&self.ctx, roles, &self.group).await
     }

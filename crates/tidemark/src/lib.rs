@@ -1,6 +1,7 @@
 //! The binary's rooms: command line, configuration, embedded Postgres, supervision, telemetry, wiring.
 //! A library so that tests can use them; nobody else should.
 
+pub mod bench;
 pub mod cli;
 pub mod commands;
 pub mod config;

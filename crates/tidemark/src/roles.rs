@@ -15,12 +15,12 @@ use tidemark_pipeline::handlers::{LedgerHandler, ProjectorHandler};
 use tidemark_pipeline::history::{HistoryOptions, HistoryWorker};
 use tidemark_pipeline::ingest::Ingester;
 use tidemark_pipeline::status::StatusProjector;
-use tidemark_store::{Db, DbOptions, applied};
+use tidemark_store::{Db, applied};
 
 use crate::config::BusEngine;
 use crate::parts::{Parts, TipOutbox};
 use crate::supervise::{Running, Stage, Supervisor};
-use crate::wire::Context;
+use crate::wire::{Context, DbRole};
 
 /// One database's log: its relay and its bus.
 #[derive(Clone)]
@@ -40,7 +40,7 @@ pub struct Shop {
 
 impl Shop {
     /// Builds parts and buses; connects lazily.
-    pub fn open(ctx: &Context) -> anyhow::Result<Self> {
+    pub async fn open(ctx: &Context) -> anyhow::Result<Self> {
         let parts = Parts::new(&ctx.config, &ctx.instance)?;
         anyhow::ensure!(
             ctx.config.bus.engine == BusEngine::Postgres,
@@ -51,6 +51,11 @@ impl Shop {
         let app = side(ctx, &ctx.app);
         let raw = if one_database { app.clone() } else { side(ctx, &ctx.raw) };
         Ok(Self { ctx: ctx.clone(), parts, raw, app, one_database })
+    }
+
+    /// The adapters of all networks.
+    pub fn adapters(&self) -> &[Arc<dyn ChainAdapter>] {
+        &self.parts.adapters
     }
 
     /// The wake-up of the raw side's relay.
@@ -135,7 +140,7 @@ impl Shop {
             self.ctx.app.clone(),
             self.parts.reader.clone(),
             Arc::clone(&self.parts.partitions),
-            history_options(),
+            HistoryOptions::default(),
         )
     }
 
@@ -174,17 +179,15 @@ impl Shop {
     }
 
     /// REST, live stream and explorer.
-    pub fn api(&self, group: &Supervisor) -> anyhow::Result<()> {
+    pub async fn api(&self, group: &Supervisor) -> anyhow::Result<()> {
         let config = &self.ctx.config.api;
         // The API acts with the rights of its database role: it reads projection.* and nothing of the ledger.
-        let options = DbOptions {
-            application_name: "tidemark-api".to_owned(),
-            connections_max: self.ctx.config.database.connections_max,
-            role: Some("tidemark_api".to_owned()),
-            statement_timeout: Some(Duration::from_secs(5)),
+        let most = self.ctx.config.database.connections_max;
+        let app = self.ctx.acting_as(&self.ctx.app, DbRole::Api, most).await?;
+        let raw = match self.one_database {
+            true => app.clone(),
+            false => self.ctx.acting_as(&self.ctx.raw, DbRole::Api, most).await?,
         };
-        let app = Db::open(self.ctx.app.url(), &options)?;
-        let raw = if self.one_database { app.clone() } else { Db::open(self.ctx.raw.url(), &options)? };
         let api = ApiConfig {
             requests_per_minute: config.rate_limit_rps.saturating_mul(60),
             ..ApiConfig::default()
@@ -194,11 +197,6 @@ impl Shop {
         group.start("api", Stage::Serve, move |running| serve(listen, state.clone(), running));
         Ok(())
     }
-}
-
-/// How history is built, in every command.
-pub fn history_options() -> HistoryOptions {
-    HistoryOptions::default()
 }
 
 fn side(ctx: &Context, db: &Db) -> Side {

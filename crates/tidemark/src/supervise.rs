@@ -94,8 +94,32 @@ impl Running {
     }
 }
 
+/// What alerts look at, by role.
+struct RoleMetrics {
+    /// 1 while it is at work.
+    up: metrics::Gauge,
+    /// Lives after the first.
+    restarts: metrics::Counter,
+}
+
+impl RoleMetrics {
+    fn new(role: &str) -> Self {
+        Self {
+            up: metrics::gauge!("tidemark_role_up", "role" => role.to_owned()),
+            restarts: metrics::counter!("tidemark_role_restarts_total", "role" => role.to_owned()),
+        }
+    }
+}
+
+impl fmt::Debug for RoleMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RoleMetrics")
+    }
+}
+
 #[derive(Debug)]
 struct Entry {
+    metrics: RoleMetrics,
     stage: Stage,
     /// Asks the role to end.
     stop: CancellationToken,
@@ -115,8 +139,7 @@ impl Entry {
             seen.started_at = OffsetDateTime::now_utc();
         }
         seen.state = state;
-        let up = if state == State::Running { 1.0 } else { 0.0 };
-        metrics::gauge!("tidemark_role_up", "role" => seen.role.clone()).set(up);
+        self.metrics.up.set(if state == State::Running { 1.0 } else { 0.0 });
     }
 }
 
@@ -137,7 +160,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             backoff_min: Duration::from_millis(500),
-            backoff_max: Duration::from_secs(30),
+            backoff_max: Duration::from_secs(10),
             healthy_after: Duration::from_secs(60),
             drain_max: Duration::from_secs(20),
         }
@@ -172,12 +195,14 @@ impl Supervisor {
         F: Fn(Running) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = anyhow::Result<()>> + Send + 'static,
     {
+        let role = role.into();
         let entry = Arc::new(Entry {
+            metrics: RoleMetrics::new(&role),
             stage,
             stop: CancellationToken::new(),
             kill: CancellationToken::new(),
             seen: Mutex::new(RoleState {
-                role: role.into(),
+                role,
                 state: State::Starting,
                 restarts: 0,
                 last_error: None,
@@ -277,9 +302,8 @@ where
             }
             () = tokio::time::sleep(pause) => {}
         }
-        let mut seen = entry.seen();
-        seen.restarts += 1;
-        metrics::counter!("tidemark_role_restarts_total", "role" => seen.role.clone()).increment(1);
+        entry.seen().restarts += 1;
+        entry.metrics.restarts.increment(1);
     }
 }
 
@@ -438,7 +462,7 @@ mod tests {
     fn pauses_grow_to_a_limit() {
         let limits = Limits::default();
         assert!(pause_after(0, &limits) < Duration::from_millis(626));
-        assert!(pause_after(60, &limits) >= Duration::from_secs(22));
-        assert!(pause_after(60, &limits) <= Duration::from_secs(38));
+        assert!(pause_after(60, &limits) >= Duration::from_millis(7_500));
+        assert!(pause_after(60, &limits) <= Duration::from_millis(12_500));
     }
 }

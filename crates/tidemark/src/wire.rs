@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use metrics_exporter_prometheus::PrometheusHandle;
+use tidemark_model::chain::ChainAdapter;
 use tidemark_store::status::{self, Process};
 use tidemark_store::{Db, DbOptions};
 use time::OffsetDateTime;
 
 use crate::config::Config;
 use crate::embedded_pg::EmbeddedPg;
+use crate::roles::Shop;
 use crate::supervise::{Running, Stage, Supervisor};
 use crate::telemetry::{self, Probe};
 
@@ -88,6 +90,49 @@ impl Context {
     }
 }
 
+/// Database roles of `0006_roles.sql`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DbRole {
+    /// Reads projection.*, ref.*, raw.*; writes nothing.
+    Api,
+    /// Writes raw.* and its cursors. Makes no partitions: those belong to the login.
+    Ingest,
+    /// Writes everything past raw.*. Makes no partitions either.
+    Worker,
+}
+
+impl DbRole {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Api => "tidemark_api",
+            Self::Ingest => "tidemark_ingest",
+            Self::Worker => "tidemark_worker",
+        }
+    }
+}
+
+impl Context {
+    /// A pool of `db`'s database that acts with less rights. A login that cannot take the role, because it
+    /// could not create it, keeps its own rights, and the log says so.
+    pub async fn acting_as(&self, db: &Db, role: DbRole, connections_max: usize) -> anyhow::Result<Db> {
+        let may = status::may_act_as(&db.conn().await?, role.name()).await?;
+        if !may {
+            tracing::warn!(
+                role = role.name(),
+                action = "role_missing_in_database",
+                "This login cannot take the database role and keeps its own rights."
+            );
+        }
+        let options = DbOptions {
+            application_name: role.name().into(),
+            connections_max,
+            role: may.then(|| role.name().to_owned()),
+            ..DbOptions::default()
+        };
+        Ok(Db::open(db.url(), &options)?)
+    }
+}
+
 /// Host and process: who holds a lease, and whose heartbeat it is.
 fn instance() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "localhost".into());
@@ -150,21 +195,28 @@ fn processes(instance: &str, group: &Supervisor) -> Vec<Process> {
         .collect()
 }
 
+/// What [`start_roles`] started, for those who count.
+#[derive(Default)]
+pub struct Started {
+    /// One per network that is being read.
+    pub adapters: Vec<Arc<dyn ChainAdapter>>,
+}
+
 /// Starts the parts of `roles` as supervised tasks of `group`.
-pub async fn start_roles(ctx: &Context, roles: &[Role], group: &Supervisor) -> anyhow::Result<()> {
+pub async fn start_roles(ctx: &Context, roles: &[Role], group: &Supervisor) -> anyhow::Result<Started> {
     anyhow::ensure!(
         !roles.contains(&Role::Executor),
         "the executor role is not in this version: leave it out of --roles"
     );
-    let shop = crate::roles::Shop::open(ctx)?;
+    let shop = Shop::open(ctx).await?;
     for role in roles {
         match role {
             Role::Ingest => shop.ingest(group),
             Role::Relay => shop.relay(group),
             Role::Workers => shop.workers(group),
-            Role::Api => shop.api(group)?,
+            Role::Api => shop.api(group).await?,
             Role::Executor => unreachable!("refused above"),
         }
     }
-    Ok(())
+    Ok(Started { adapters: shop.adapters().to_vec() })
 }

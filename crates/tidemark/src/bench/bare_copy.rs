@@ -53,8 +53,11 @@ pub async fn run(url: &str) -> anyhow::Result<Vec<TableCopy>> {
         for index in partition_indexes(&client, table, &twin).await? {
             client.batch_execute(&index).await?;
         }
-        let rows: Vec<Bytes> =
-            client.copy_out(&format!("copy (select * from {table}) to stdout (format binary)")).await?.try_collect().await?;
+        let rows: Vec<Bytes> = client
+            .copy_out(&format!("copy (select * from {table}) to stdout (format binary)"))
+            .await?
+            .try_collect()
+            .await?;
         let started = Instant::now();
         let sink = client.copy_in::<_, Bytes>(&format!("copy {twin} from stdin (format binary)")).await?;
         let mut sink = std::pin::pin!(sink);
@@ -77,7 +80,11 @@ pub async fn run(url: &str) -> anyhow::Result<Vec<TableCopy>> {
 }
 
 /// Indexes that exist only on partitions (built when full), rewritten for the twin.
-async fn partition_indexes(client: &tokio_postgres::Client, table: &str, twin: &str) -> anyhow::Result<Vec<String>> {
+async fn partition_indexes(
+    client: &tokio_postgres::Client,
+    table: &str,
+    twin: &str,
+) -> anyhow::Result<Vec<String>> {
     let rows = client
         .query(
             "select distinct 'create index on ' || $2::text || ' ' || substring(pg_get_indexdef(x.indexrelid) from 'USING.*$')

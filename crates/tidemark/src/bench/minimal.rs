@@ -118,8 +118,12 @@ fn decode(bytes: &[u8]) -> anyhow::Result<Batch> {
             continue; // ERC-20
         }
         match (topics[0][0], data.len()) {
-            (0xdd, _) => movement(&mut batch, log, 0, &topics[1], &topics[2], word(&topics[3]), U256::from(1))?,
-            (0xc3, 64) => movement(&mut batch, log, 0, &topics[2], &topics[3], word(&data[..32]), word(&data[32..]))?,
+            (0xdd, _) => {
+                movement(&mut batch, log, 0, &topics[1], &topics[2], word(&topics[3]), U256::from(1))?
+            }
+            (0xc3, 64) => {
+                movement(&mut batch, log, 0, &topics[2], &topics[3], word(&data[..32]), word(&data[32..]))?
+            }
             (0x4a, length) if length >= 128 => {
                 let count = data[64..].len() / 32;
                 let ids = usize::try_from(word(&data[64..96]))?;
@@ -136,7 +140,15 @@ fn decode(bytes: &[u8]) -> anyhow::Result<Batch> {
     Ok(batch)
 }
 
-fn movement(batch: &mut Batch, log: &Log<'_>, sub_index: i32, from: &[u8], to: &[u8], id: U256, qty: U256) -> anyhow::Result<()> {
+fn movement(
+    batch: &mut Batch,
+    log: &Log<'_>,
+    sub_index: i32,
+    from: &[u8],
+    to: &[u8],
+    id: U256,
+    qty: U256,
+) -> anyhow::Result<()> {
     let contract = unhex(log.address)?;
     let (from, to) = (&from[12..], &to[12..]);
     batch.events += 1;

@@ -74,7 +74,10 @@ async fn measure(size: Size, dir: &Path, server: &EmbeddedPg) -> anyhow::Result<
         ("tidemark sync", format!("{:.0} events/s ({:.1} s)", synced.events_per_second, synced.seconds)),
         ("minimal program", format!("{minimal_rate:.0} events/s ({:.1} s)", minimal.seconds)),
         ("ratio to the minimal program", format!("{:.2}", synced.events_per_second / minimal_rate)),
-        ("bare COPY of the same rows", format!("{:.0} events/s ({copy_seconds:.1} s)", events / copy_seconds)),
+        (
+            "bare COPY of the same rows",
+            format!("{:.0} events/s ({copy_seconds:.1} s)", events / copy_seconds),
+        ),
         ("ratio to bare COPY", format!("{:.2}", copy_seconds / synced.seconds)),
         ("rows per event", format!("{:.1}", float(rows) / events)),
         ("bytes on disk per event", format!("{:.0}", float(bytes.unsigned_abs()) / events)),
@@ -112,17 +115,32 @@ fn print(rows: &[(&str, String)]) {
 
 async fn start_node(program: &Path, size: Size) -> anyhow::Result<(Child, String)> {
     let mut node = Command::new(program)
-        .args(["sim", "--listen", "127.0.0.1:0", "--bench-logs", &size.logs.to_string(), "--blocks", &size.blocks.to_string()])
+        .args([
+            "sim",
+            "--listen",
+            "127.0.0.1:0",
+            "--bench-logs",
+            &size.logs.to_string(),
+            "--blocks",
+            &size.blocks.to_string(),
+        ])
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .kill_on_drop(true)
         .spawn()?;
     let stdout = node.stdout.take().context("the node has a standard output")?;
-    let url = BufReader::new(stdout).lines().next_line().await?.context("the simulated node ended at once")?;
+    let url =
+        BufReader::new(stdout).lines().next_line().await?.context("the simulated node ended at once")?;
     Ok((node, url))
 }
 
-async fn sync(program: &Path, dir: &Path, server: &EmbeddedPg, rpc: &str, last: u64) -> anyhow::Result<Synced> {
+async fn sync(
+    program: &Path,
+    dir: &Path,
+    server: &EmbeddedPg,
+    rpc: &str,
+    last: u64,
+) -> anyhow::Result<Synced> {
     let config = dir.join("bench.toml");
     let text = format!(
         "[[network]]\nid = 31337\nslug = \"bench\"\nfamily = \"evm\"\nrpc = [\"{rpc}\"]\nstart_block = 0\nfinality = {{ depth = 1 }}\n"
@@ -138,7 +156,8 @@ async fn sync(program: &Path, dir: &Path, server: &EmbeddedPg, rpc: &str, last: 
         .await?;
     ensure!(output.status.success(), "tidemark sync failed");
     let text = String::from_utf8(output.stdout)?;
-    serde_json::from_str(text.lines().last().unwrap_or("")).context("tidemark sync --json ends with one JSON line")
+    serde_json::from_str(text.lines().last().unwrap_or(""))
+        .context("tidemark sync --json ends with one JSON line")
 }
 
 async fn wal_bytes(url: &RedactedUrl) -> anyhow::Result<i64> {

@@ -1,10 +1,14 @@
 //! `dev`: everything in one process.
 
-use anyhow::Context;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use tidemark_model::chain::Family;
 use tidemark_model::ids::NetworkId;
 use tidemark_model::redact::RedactedUrl;
-use tidemark_rpc::{Call, EndpointConfig, PoolConfig, ReadPool};
 
 use crate::cli::DevArgs;
 use crate::config::{Config, Finality, Headers, Mode, NetworkConfig, Override};
@@ -25,21 +29,23 @@ pub fn overrides(args: &DevArgs) -> Vec<Override> {
 }
 
 /// Runs it until Ctrl-C or SIGTERM.
-pub async fn run(args: DevArgs, mut config: Config) -> anyhow::Result<u8> {
+pub async fn run(args: &DevArgs, mut config: Config) -> anyhow::Result<u8> {
     let listen = config.api.listen;
     let starting = async {
-        let chain = match &args.rpc {
-            Some(url) => {
-                config.networks = vec![network_of_node(url, &config).await?];
-                None
-            }
-            None if config.networks.is_empty() => {
-                let chain = DevChain::open(&config.database.data_dir, args.seed).await?;
-                config.networks = vec![simulated(&chain)?];
-                Some(chain)
-            }
-            None => None,
+        if let Some(url) = &args.rpc {
+            let url = RedactedUrl::parse(url)
+                .context("--rpc is not a URL; write for example http://127.0.0.1:8545")?;
+            let network = network_at(&url, &config.database.data_dir).await?;
+            println!("Reading chain {} from block {}.", network.id, network.start_block);
+            config.networks = vec![network];
+        }
+        let chain = match config.networks.is_empty() {
+            true => Some(DevChain::open(&config.database.data_dir, args.seed).await?),
+            false => None,
         };
+        if let Some(chain) = &chain {
+            config.networks = vec![simulated(chain)?];
+        }
         let host = Host::open(config, Embedded::Allowed).await?;
         host.start(Role::DEV).await?;
         if let Some(chain) = chain {
@@ -74,56 +80,98 @@ fn simulated(chain: &DevChain) -> anyhow::Result<NetworkConfig> {
     })
 }
 
-/// Blocks of history read from a node that was given without a configuration.
-const FIRST_LOOK_BLOCKS: u64 = 2_000;
+/// Blocks of the past that a first look at a long chain begins with. A configuration file says otherwise.
+const PAST_BLOCKS: u64 = 10_000;
 
-/// A network for `--rpc URL`: asks the node who it is and begins near its tip.
-async fn network_of_node(url: &str, config: &Config) -> anyhow::Result<NetworkConfig> {
-    let rpc = RedactedUrl::parse(url)?;
-    let pool = ReadPool::new(PoolConfig::new("the node of --rpc", vec![EndpointConfig::new(rpc.clone())]))?;
-    let quantity = async |method| {
-        let text: String = pool.ask(&Call::new(method, serde_json::json!([]))).await?.0;
-        u64::from_str_radix(text.trim_start_matches("0x"), 16)
-            .with_context(|| format!("the node answered {method} with something else"))
-    };
+/// What was decided at the first look, so that a restart goes on instead of beginning elsewhere.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct FirstLook {
+    chain_id: i32,
+    start_block: u64,
+}
+
+/// The network behind `--rpc`: its chain id from the node, its start from the first look.
+async fn network_at(url: &RedactedUrl, data_dir: &Path) -> anyhow::Result<NetworkConfig> {
     let chain_id =
-        quantity("eth_chainId").await.context("the node of --rpc does not say which chain it serves")?;
-    let head = quantity("eth_blockNumber").await.context("the node of --rpc does not say how far it is")?;
-    let start_block = head.saturating_sub(FIRST_LOOK_BLOCKS);
-    let network = NetworkConfig {
-        id: NetworkId(i32::try_from(chain_id).context("chain ids above 2^31 are not supported")?),
+        i32::try_from(ask(url, "eth_chainId").await?).context("the node's chain id is too large")?;
+    let path = data_dir.join(format!("chain-{chain_id}.json"));
+    let known = std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<FirstLook>(&bytes).ok());
+    let look = match known {
+        Some(look) if look.chain_id == chain_id => look,
+        _ => {
+            let head = ask(url, "eth_blockNumber").await?;
+            let look = FirstLook { chain_id, start_block: head.saturating_sub(PAST_BLOCKS) };
+            std::fs::create_dir_all(data_dir)
+                .with_context(|| format!("cannot create {}", data_dir.display()))?;
+            std::fs::write(&path, serde_json::to_vec(&look)?)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            look
+        }
+    };
+    Ok(NetworkConfig {
+        id: NetworkId(chain_id),
         slug: format!("chain-{chain_id}"),
         family: Family::Evm,
-        rpc: vec![rpc],
+        rpc: vec![url.clone()],
         ws: vec![],
-        start_block: earlier_start(config, chain_id).unwrap_or(start_block),
+        start_block: look.start_block,
         finality: Finality::Tag,
         mode: Mode::Logs,
         contracts: vec![],
         confirmations: 12,
         headers: Headers::All,
-    };
-    remember_start(config, chain_id, network.start_block)?;
-    if network.start_block > 0 {
-        println!(
-            "Reading chain {chain_id} from block {}. For all of its history use a tidemark.toml with start_block = 0.",
-            network.start_block
+    })
+}
+
+/// One number from the node.
+async fn ask(url: &RedactedUrl, method: &str) -> anyhow::Result<u64> {
+    let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build()?;
+    let question = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": [] });
+    let answer = client
+        .post(url.expose().clone())
+        .json(&question)
+        .send()
+        .await
+        .map_err(reqwest::Error::without_url)
+        .with_context(|| format!("{url} (--rpc) does not answer: is the node running?"))?;
+    let status = answer.status();
+    ensure!(status.is_success(), "{url} (--rpc) refuses {method}: {status}");
+    let body: Value = answer.json().await.map_err(reqwest::Error::without_url)?;
+    let text = body["result"].as_str().unwrap_or_default();
+    u64::from_str_radix(text.trim_start_matches("0x"), 16).with_context(|| {
+        format!("{url} (--rpc) answers {method} with something else: is it an Ethereum node?")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn node(head: &'static str) -> RedactedUrl {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("binds");
+        let address = listener.local_addr().expect("an address");
+        let app = axum::Router::new().route(
+            "/",
+            axum::routing::post(move |axum::Json(ask): axum::Json<Value>| async move {
+                let result = if ask["method"] == "eth_chainId" { "0x7a69" } else { head };
+                axum::Json(json!({ "jsonrpc": "2.0", "id": 1, "result": result }))
+            }),
         );
+        let tracker = tokio_util::task::TaskTracker::new();
+        tracker.spawn(async move { axum::serve(listener, app).await });
+        RedactedUrl::parse(&format!("http://{address}")).expect("a URL")
     }
-    Ok(network)
-}
 
-/// The start block must not move between two runs on one data directory.
-fn start_file(config: &Config, chain_id: u64) -> std::path::PathBuf {
-    config.database.data_dir.join(format!("start-{chain_id}"))
-}
-
-fn earlier_start(config: &Config, chain_id: u64) -> Option<u64> {
-    std::fs::read_to_string(start_file(config, chain_id)).ok()?.trim().parse().ok()
-}
-
-fn remember_start(config: &Config, chain_id: u64, start: u64) -> anyhow::Result<()> {
-    let file = start_file(config, chain_id);
-    std::fs::create_dir_all(&config.database.data_dir)?;
-    std::fs::write(&file, start.to_string()).with_context(|| format!("{} cannot be written", file.display()))
+    #[tokio::test]
+    async fn a_first_look_is_remembered() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let dir = std::env::temp_dir().join(format!("tidemark-look-{}", uuid::Uuid::new_v4().simple()));
+        let first = network_at(&node("0x30d40").await, &dir).await.expect("a network");
+        assert_eq!((first.id.0, first.start_block), (31_337, 190_000));
+        let second = network_at(&node("0x40000").await, &dir).await.expect("a network");
+        assert_eq!(second.start_block, 190_000);
+        let wrong = network_at(&node("soon").await, &dir.join("other")).await.expect_err("not a number");
+        assert!(wrong.to_string().contains("Ethereum node"), "{wrong}");
+        std::fs::remove_dir_all(dir).expect("removes");
+    }
 }

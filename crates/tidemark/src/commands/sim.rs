@@ -21,7 +21,12 @@ pub async fn run(args: SimArgs) -> anyhow::Result<u8> {
     let faults = if args.chaos { FaultProfile::chaos(args.seed) } else { FaultProfile::default() };
     let server = sim.serve(args.listen, faults).await?;
     println!("{}", server.url);
-    eprintln!("A simulated node listens at {} (WebSocket {}), head {}.", server.url, server.ws_url, sim.head());
+    eprintln!(
+        "A simulated node listens at {} (WebSocket {}), head {}.",
+        server.url,
+        server.ws_url,
+        sim.head()
+    );
     let stop = CancellationToken::new();
     let mut tasks = tokio::task::JoinSet::new();
     if args.bench_logs.is_none() {

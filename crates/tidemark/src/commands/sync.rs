@@ -1,216 +1,274 @@
-//! `sync`: history until everything is final, in the ledger and in the projections; then a summary.
+//! `sync`: history until a height is final and projected, then the end. The database is the judge: the loop
+//! below only reads how far ledger and projections are.
 
 use std::io::IsTerminal;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
-use tidemark_model::chain::ChainAdapter;
-use tidemark_model::ids::Height;
-use tidemark_pipeline::history::{HistoryProgress, HistoryWorker};
-use tidemark_pipeline::ingest::Ingester;
-use tidemark_pipeline::status::StatusProjector;
-use tokio::sync::watch;
-use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
+use serde::Serialize;
+use tidemark_store::status::{self, AppProgress, RawProgress};
 
 use crate::cli::{SyncArgs, Until};
 use crate::config::{Config, Override};
 use crate::exit;
 use crate::host::{self, Embedded, Host};
-use crate::parts::{Parts, TipOutbox};
+use crate::supervise::State;
+use crate::wire::{Context, Role, Started};
 
 /// Flags as the last layer of the configuration.
 pub fn overrides(args: &SyncArgs) -> Vec<Override> {
     let dir = args.data_dir.as_ref().map(|dir| dir.display().to_string());
-    dir.map(|value| Override { path: &["database", "data_dir"], value, flag: "--data-dir" })
-        .into_iter()
-        .collect()
+    let dir = dir.map(|value| Override { path: &["database", "data_dir"], value, flag: "--data-dir" });
+    dir.into_iter().collect()
 }
 
-struct Goal {
-    adapter: Arc<dyn ChainAdapter>,
-    target: Height,
-    progress: watch::Receiver<HistoryProgress>,
+/// Everything but answering questions.
+const ROLES: &[Role] = &[Role::Ingest, Role::Relay, Role::Workers];
+
+/// The last line of `--json`.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// Canonical events that came into the projections.
+    pub events: i64,
+    /// From the first role's start to the end.
+    pub seconds: f64,
+    /// Their quotient.
+    pub events_per_second: f64,
+    /// JSON-RPC requests sent.
+    pub rpc_calls: u64,
+    /// Most memory this process held, without the database server.
+    pub peak_rss_bytes: u64,
+    /// Processor time of this process, without the database server.
+    pub cpu_seconds: f64,
 }
 
-/// Runs it to the end, or until Ctrl-C.
+/// Runs it.
 pub async fn run(args: SyncArgs, mut config: Config) -> anyhow::Result<u8> {
     anyhow::ensure!(
         !config.networks.is_empty(),
-        "there is no [[network]] to sync: add one to the configuration; `tidemark config example` shows it"
+        "there is no [[network]] to read: add one to the configuration; `tidemark config example` shows it"
     );
-    config.telemetry.listen = None; // Short-lived: the summary is its telemetry.
-    let host = Host::open_quiet(config, Embedded::Allowed).await?;
-    let started = Instant::now();
-    let done = tokio::select! {
-        done = sync(&host, &args) => done,
-        stop = host::asked_to_stop() => stop.and(Err(anyhow::anyhow!("stopped; the next `tidemark sync` goes on from here"))),
+    // A batch job beside a running service must not fight for its ports.
+    config.telemetry.listen = None;
+    config.api.admin_listen = None;
+    config.api.listen.set_port(0);
+    let starting = async {
+        let host = Host::open(config, Embedded::Allowed).await?;
+        let started = host.start(ROLES).await?;
+        anyhow::Ok((host, started))
     };
-    let closed = host.close().await;
-    let summary = done?;
-    closed?;
-    report(&args, &summary, started.elapsed());
-    Ok(exit::OK)
-}
-
-struct Summary {
-    events: u64,
-    rpc_calls: u64,
-    heights: Vec<(String, Height)>,
-}
-
-async fn sync(host: &Host, args: &SyncArgs) -> anyhow::Result<Summary> {
-    let ctx = &host.ctx;
-    let parts = Parts::new(&ctx.config, &ctx.instance)?;
-    let networks = parts.adapters.iter().map(|adapter| adapter.network().clone()).collect();
-    StatusProjector::new(networks, ctx.raw.clone(), ctx.app.clone()).once().await?;
-    let stop = CancellationToken::new();
-    let mut tasks = JoinSet::new();
-    let mut goals = Vec::new();
-    for adapter in &parts.adapters {
-        let target = target(adapter, args.until).await?;
-        let ingester = Ingester::new(
-            Arc::clone(adapter),
-            ctx.raw.clone(),
-            Arc::clone(&parts.blobs),
-            Arc::new(TipOutbox::new(Arc::clone(&parts.emitter), None)),
-            Parts::ingest_options(&ctx.config, &ctx.instance),
-        );
-        let worker = HistoryWorker::new(
-            Arc::clone(adapter),
-            ctx.raw.clone(),
-            ctx.app.clone(),
-            parts.reader.clone(),
-            Arc::clone(&parts.partitions),
-            crate::roles::history_options(),
-        );
-        goals.push(Goal { adapter: Arc::clone(adapter), target, progress: worker.progress() });
-        let token = stop.clone();
-        tasks.spawn(async move { ingester.run(token).await.map_err(anyhow::Error::from) });
-        let token = stop.clone();
-        tasks.spawn(async move { worker.run(token).await.map_err(anyhow::Error::from) });
-    }
-    let reached = tokio::select! {
-        reached = watch_goals(&goals, args.json) => reached,
-        Some(ended) = tasks.join_next() => Err(match ended {
-            Ok(Err(error)) => error,
-            Ok(Ok(())) => anyhow::anyhow!("a worker ended before the goal"),
-            Err(panic) => anyhow::anyhow!("a worker ended: {panic}"),
-        }),
+    let (host, started) = tokio::select! {
+        both = starting => both?,
+        stop = host::asked_to_stop() => return stop.map(|()| exit::FAILURE),
     };
-    stop.cancel();
-    while let Some(ended) = tasks.join_next().await {
-        if let Ok(Err(error)) = ended {
-            tracing::warn!(error = %format!("{error:#}"), action = "sync_end", "A worker ended with an error.");
+    let outcome = tokio::select! {
+        summary = until_done(&host, &started, args.until) => summary.map(Some),
+        stop = host::asked_to_stop() => stop.map(|()| None),
+    };
+    host.close().await?;
+    match outcome? {
+        None => {
+            eprintln!("Stopped before the end; the next run goes on from here.");
+            Ok(exit::FAILURE)
         }
-    }
-    reached?;
-    let networks = parts.adapters.iter().map(|adapter| adapter.network().clone()).collect();
-    StatusProjector::new(networks, ctx.raw.clone(), ctx.app.clone()).once().await?;
-    Ok(Summary {
-        events: goals.iter().map(|goal| goal.progress.borrow().events).sum(),
-        rpc_calls: goals.iter().map(|goal| goal.adapter.requests()).sum(),
-        heights: goals.iter().map(|goal| (goal.adapter.network().slug.clone(), goal.target)).collect(),
-    })
-}
-
-async fn target(adapter: &Arc<dyn ChainAdapter>, until: Until) -> anyhow::Result<Height> {
-    let slug = adapter.network().slug.clone();
-    let head = adapter.head().await.with_context(|| format!("{slug}: the node does not answer"))?;
-    let finalized = head.finalized.map(|block| block.height);
-    match until {
-        Until::Finalized => {
-            finalized.with_context(|| format!("{slug}: nothing is final yet; use finality = {{ depth = N }}"))
-        }
-        Until::Height(height) if height <= head.latest.height.0 => Ok(Height(height)),
-        Until::Height(height) => {
-            anyhow::bail!("{slug}: block {height} does not exist yet, the head is {}", head.latest.height)
+        Some(summary) => {
+            match args.json {
+                true => println!("{}", serde_json::to_string(&summary)?),
+                false => println!(
+                    "Done: {} events in {:.1} s ({:.0} per second), {} RPC calls, at most {} MiB of memory.",
+                    summary.events,
+                    summary.seconds,
+                    summary.events_per_second,
+                    summary.rpc_calls,
+                    summary.peak_rss_bytes / 1_048_576
+                ),
+            }
+            Ok(exit::OK)
         }
     }
 }
 
-/// Waits until every network is applied up to its goal and its indexes are there.
-async fn watch_goals(goals: &[Goal], quiet: bool) -> anyhow::Result<()> {
-    let total: u64 = goals.iter().map(|goal| span(goal, goal.target.as_i64())).sum();
-    let bar = if quiet || !std::io::stderr().is_terminal() {
-        ProgressBar::hidden()
-    } else {
-        ProgressBar::new(total)
-    };
-    bar.set_style(
-        ProgressStyle::with_template("{bar:40.cyan} {percent}%  {pos}/{len} blocks  {msg}  {eta} left")
-            .expect("a valid template"),
-    );
-    let started = Instant::now();
-    let mut spoken = Instant::now();
+/// How often the database is asked how far it is.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+async fn until_done(host: &Host, started: &Started, until: Until) -> anyhow::Result<Summary> {
+    anyhow::ensure!(!started.adapters.is_empty(), "this build has no ingester: nothing would ever arrive");
+    let began = Instant::now();
+    let before: i64 = look(&host.ctx).await?.1.iter().map(|line| line.events).sum();
+    let mut goals = Goals::new(&host.ctx.config, until);
+    let bar = progress_bar();
     loop {
-        let (mut blocks, mut events, mut done) = (0, 0, true);
-        for goal in goals {
-            let progress = *goal.progress.borrow();
-            blocks += span(goal, progress.applied.min(goal.target.as_i64()));
-            events += progress.events;
-            done &= progress.applied >= goal.target.as_i64() && progress.idle;
+        for role in host.group.states() {
+            if role.state == State::Halted {
+                anyhow::bail!("{} halted: {}", role.role, role.last_error.unwrap_or_default());
+            }
         }
-        let rate =
-            f64::from(u32::try_from(events).unwrap_or(u32::MAX)) / started.elapsed().as_secs_f64().max(0.001);
-        bar.set_position(blocks);
-        bar.set_message(format!("{events} events, {rate:.0}/s"));
-        if bar.is_hidden() && spoken.elapsed() > Duration::from_secs(5) {
-            spoken = Instant::now();
-            tracing::info!(blocks, of = total, events, action = "sync_progress", "Syncing.");
+        // A database that is away for a moment is the supervisor's business; we look again.
+        if let Ok((raw, app)) = look(&host.ctx).await {
+            if let Some(halted) = raw.iter().find_map(|line| Some((&line.slug, line.halted.as_ref()?))) {
+                anyhow::bail!("{} halted: {}", halted.0, halted.1);
+            }
+            goals.learn(&raw);
+            let (done, wanted) = goals.blocks(&app);
+            bar.set_length(wanted);
+            bar.set_position(done);
+            if goals.reached(&app) && deferred_indexes(&host.ctx).await? == 0 {
+                bar.finish_and_clear();
+                let events = app.iter().map(|line| line.events).sum::<i64>() - before;
+                return Ok(summary(events, began.elapsed(), started));
+            }
         }
-        if done {
-            bar.finish_and_clear();
-            return Ok(());
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 
-fn span(goal: &Goal, height: i64) -> u64 {
-    u64::try_from(height + 1 - goal.adapter.network().start_block.as_i64()).unwrap_or(0)
+/// Indexes that a large first history still has to build.
+async fn deferred_indexes(ctx: &Context) -> anyhow::Result<i64> {
+    Ok(tidemark_store::bulk::deferred_indexes(&ctx.app.conn().await?).await?)
 }
 
-fn report(args: &SyncArgs, summary: &Summary, took: Duration) {
+async fn look(ctx: &Context) -> anyhow::Result<(Vec<RawProgress>, Vec<AppProgress>)> {
+    let raw = status::raw_progress(&ctx.raw.conn().await?).await?;
+    let app = status::app_progress(&ctx.app.conn().await?).await?;
+    Ok((raw, app))
+}
+
+fn summary(events: i64, took: Duration, started: &Started) -> Summary {
     let seconds = took.as_secs_f64();
-    let rate = f64::from(u32::try_from(summary.events).unwrap_or(u32::MAX)) / seconds.max(0.001);
-    if args.json {
-        let line = serde_json::json!({
-            "events": summary.events,
-            "seconds": seconds,
-            "events_per_second": rate,
-            "rpc_calls": summary.rpc_calls,
-            "peak_rss_bytes": peak_rss_bytes(),
-            "cpu_seconds": cpu_seconds(),
+    let events_exact = u32::try_from(events).map_or(f64::from(u32::MAX), f64::from);
+    Summary {
+        events,
+        seconds,
+        events_per_second: if seconds > 0.0 { events_exact / seconds } else { 0.0 },
+        rpc_calls: started.adapters.iter().map(|adapter| adapter.requests()).sum(),
+        peak_rss_bytes: peak_rss_bytes(),
+        cpu_seconds: cpu_seconds(),
+    }
+}
+
+/// User and system time so far. `/proc` counts in hundredths of a second; 0 where there is none.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<u32>().ok()).unwrap_or(0);
+    f64::from(ticks(11) + ticks(12)) / 100.0
+}
+
+/// The kernel's own high-water mark; 0 where there is none.
+fn peak_rss_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+/// Blocks, rate and time left; nothing where nobody looks.
+fn progress_bar() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style =
+        ProgressStyle::with_template("{bar:40} {human_pos}/{human_len} blocks  {per_sec}  {eta} left")
+            .expect("a fixed template");
+    ProgressBar::new(0).with_style(style)
+}
+
+/// What must be reached, per network. A goal that is not known yet is not reached.
+struct Goals(Vec<Goal>);
+
+struct Goal {
+    network_id: i32,
+    start: i64,
+    height: Option<i64>,
+}
+
+impl Goals {
+    fn new(config: &Config, until: Until) -> Self {
+        let goals = config.networks.iter().map(|network| Goal {
+            network_id: network.id.0,
+            start: i64::try_from(network.start_block).unwrap_or(i64::MAX),
+            height: match until {
+                Until::Finalized => None,
+                Until::Height(height) => Some(i64::try_from(height).unwrap_or(i64::MAX)),
+            },
         });
-        println!("{line}");
-        return;
+        Self(goals.collect())
     }
-    for (slug, height) in &summary.heights {
-        println!("{slug}: final, applied and projected up to {height}");
+
+    /// The finalized height at the first look is the goal; later ones would move it for ever.
+    fn learn(&mut self, raw: &[RawProgress]) {
+        for goal in self.0.iter_mut().filter(|goal| goal.height.is_none()) {
+            goal.height =
+                raw.iter().find(|line| line.network_id == goal.network_id).and_then(|line| line.finalized);
+        }
     }
-    println!(
-        "{} events in {seconds:.1} s ({rate:.0} per second), {} RPC calls, {} MiB at most",
-        summary.events,
-        summary.rpc_calls,
-        peak_rss_bytes().unwrap_or(0) / (1024 * 1024)
-    );
+
+    fn reached(&self, app: &[AppProgress]) -> bool {
+        self.0.iter().all(|goal| {
+            let line = app.iter().find(|line| line.network_id == goal.network_id);
+            let done = line.and_then(|line| Some(line.finalized?.min(line.projected?)));
+            // A start block above the finalized height leaves nothing to do.
+            goal.height.is_some_and(|height| height < goal.start || done.is_some_and(|done| done >= height))
+        })
+    }
+
+    /// Blocks done and wanted over all networks.
+    fn blocks(&self, app: &[AppProgress]) -> (u64, u64) {
+        let mut all = (0, 0);
+        for goal in &self.0 {
+            let Some(height) = goal.height else { continue };
+            let line = app.iter().find(|line| line.network_id == goal.network_id);
+            let done = line.and_then(|line| line.projected).unwrap_or(-1).min(height);
+            let count = |to: i64| u64::try_from(to - goal.start + 1).unwrap_or(0);
+            all = (all.0 + count(done), all.1 + count(height));
+        }
+        all
+    }
 }
 
-/// The largest resident size of this process so far.
-fn peak_rss_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib * 1024)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// User and system time of this process so far. `/proc` counts in hundredths of a second on Linux.
-fn cpu_seconds() -> Option<f64> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
-    let ticks: u32 = fields.get(11)?.parse::<u32>().ok()? + fields.get(12)?.parse::<u32>().ok()?;
-    Some(f64::from(ticks) / 100.0)
+    fn app(finalized: i64, projected: i64) -> Vec<AppProgress> {
+        vec![AppProgress {
+            network_id: 1,
+            normalized: Some(projected),
+            finalized: Some(finalized),
+            projected: Some(projected),
+            events: 0,
+        }]
+    }
+
+    fn goals(height: Option<i64>) -> Goals {
+        Goals(vec![Goal { network_id: 1, start: 10, height }])
+    }
+
+    #[test]
+    fn the_goal_is_final_and_projected() {
+        assert!(!goals(None).reached(&app(99, 99)), "an unknown goal is not reached");
+        assert!(!goals(Some(50)).reached(&app(49, 80)));
+        assert!(!goals(Some(50)).reached(&app(80, 49)));
+        assert!(goals(Some(50)).reached(&app(50, 50)));
+        assert!(goals(Some(5)).reached(&[]), "nothing below the start block is read");
+        assert!(!goals(Some(50)).reached(&[]));
+    }
+
+    #[test]
+    fn the_goal_is_learned_once() {
+        let seen = |finalized| {
+            vec![RawProgress {
+                network_id: 1,
+                slug: "x".into(),
+                latest: Some(100),
+                finalized: Some(finalized),
+                ingested: None,
+                halted: None,
+            }]
+        };
+        let mut goals = goals(None);
+        goals.learn(&seen(40));
+        goals.learn(&seen(60));
+        assert_eq!(goals.blocks(&app(0, 19)), (10, 31));
+        assert!(goals.reached(&app(40, 40)));
+    }
 }

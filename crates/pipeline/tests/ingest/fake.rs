@@ -15,9 +15,9 @@ use tokio::sync::Notify;
 
 type Hook = Box<dyn FnMut(&mut Chain, HeightRange) + Send>;
 
-pub struct Chain {
-    pub blocks: Vec<RawBlock>,
-    pub finalized: Option<u64>,
+pub(crate) struct Chain {
+    pub(crate) blocks: Vec<RawBlock>,
+    pub(crate) finalized: Option<u64>,
     fork: u8,
     /// Heights before `first` do not exist for us.
     first: u64,
@@ -35,16 +35,16 @@ impl Chain {
     fn new(first: u64) -> Self {
         Self { blocks: Vec::new(), finalized: None, fork: 0, first }
     }
-    pub fn next(&self) -> u64 {
+    pub(crate) fn next(&self) -> u64 {
         self.first + u64::try_from(self.blocks.len()).unwrap()
     }
-    pub fn head(&self) -> &RawBlock {
+    pub(crate) fn head(&self) -> &RawBlock {
         self.blocks.last().unwrap()
     }
-    pub fn at(&self, height: u64) -> Option<&RawBlock> {
+    pub(crate) fn at(&self, height: u64) -> Option<&RawBlock> {
         self.blocks.get(usize::try_from(height.checked_sub(self.first)?).ok()?)
     }
-    pub fn grow(&mut self, blocks: u64) {
+    pub(crate) fn grow(&mut self, blocks: u64) {
         for _ in 0..blocks {
             let height = self.next();
             let parent = self.blocks.last().map_or(BlockHash([0xee; 32]), |block| block.hash);
@@ -52,12 +52,12 @@ impl Chain {
         }
     }
     /// Replaces the last `depth` blocks and adds `more`.
-    pub fn reorg(&mut self, depth: u64, more: u64) {
+    pub(crate) fn reorg(&mut self, depth: u64, more: u64) {
         self.fork += 1;
         self.drop_last(depth);
         self.grow(depth + more);
     }
-    pub fn drop_last(&mut self, depth: u64) -> Vec<RawBlock> {
+    pub(crate) fn drop_last(&mut self, depth: u64) -> Vec<RawBlock> {
         let keep = self.blocks.len() - usize::try_from(depth).unwrap();
         self.blocks.split_off(keep)
     }
@@ -110,23 +110,23 @@ fn transaction(record: &RawRecord) -> RawTransaction {
     }
 }
 
-pub struct FakeChain {
+pub(crate) struct FakeChain {
     network: Network,
-    pub chain: Mutex<Chain>,
+    pub(crate) chain: Mutex<Chain>,
     /// The next fetches fail with these.
-    pub failures: Mutex<VecDeque<ChainError>>,
+    pub(crate) failures: Mutex<VecDeque<ChainError>>,
     /// Heights per answer.
-    pub answer_blocks: AtomicU64,
+    pub(crate) answer_blocks: AtomicU64,
     /// Does history bring empty blocks?
-    pub history_coverage: BlockCoverage,
+    pub(crate) history_coverage: BlockCoverage,
     /// Called before each fetch.
-    pub on_fetch: Mutex<Option<Hook>>,
+    pub(crate) on_fetch: Mutex<Option<Hook>>,
     grown: Notify,
     requests: AtomicU64,
 }
 
 impl FakeChain {
-    pub fn new(first: u64, blocks: u64, finalized: Option<u64>) -> Self {
+    pub(crate) fn new(first: u64, blocks: u64, finalized: Option<u64>) -> Self {
         let mut chain = Chain::new(first);
         chain.grow(blocks);
         chain.finalized = finalized;
@@ -148,14 +148,14 @@ impl FakeChain {
             requests: AtomicU64::new(0),
         }
     }
-    pub fn change(&self, change: impl FnOnce(&mut Chain)) {
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Chain)) {
         change(&mut self.chain.lock().unwrap());
         self.grown.notify_waiters();
     }
-    pub fn fail(&self, error: ChainError) {
+    pub(crate) fn fail(&self, error: ChainError) {
         self.failures.lock().unwrap().push_back(error);
     }
-    pub fn unavailable(&self) -> ChainError {
+    pub(crate) fn unavailable(&self) -> ChainError {
         ChainError::Unavailable { network: "fake".into(), what: "blocks".into(), reason: "injected".into() }
     }
     fn head_now(&self) -> Head {

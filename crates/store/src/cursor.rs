@@ -63,7 +63,7 @@ pub async fn ensure_network(conn: &Conn, network: &Network) -> Result<(), StoreE
 
 const ENSURE_CURSOR: &str = "
     insert into system.sync_cursors (id, network_id, cursor_type, start_height, last_processed_block)
-    values ($1, $2, 'height', $3, $3 - 1)
+    values ($1, $2, 'height', $3, $3::bigint - 1)
     on conflict (id) do nothing";
 
 /// Makes sure that a shard has its cursor and reads it. An existing cursor keeps its start.

@@ -92,14 +92,15 @@ fn below_first_fork(recent: &[BlockRef]) -> i64 {
     fork.map_or(i64::MAX, |pair| pair[0].height.as_i64() - 1)
 }
 
-struct Outcome {
-    touched: BTreeSet<AssetId>,
-    applied: usize,
-    quarantined: Vec<EventId>,
+/// What applying movements did.
+pub(crate) struct Outcome {
+    pub(crate) touched: BTreeSet<AssetId>,
+    pub(crate) applied: usize,
+    pub(crate) quarantined: Vec<EventId>,
 }
 
-/// Applies claimed movements, in the chain's order, up to `height`.
-async fn apply(
+/// Applies movements that nobody has applied, in the chain's order, up to `height`.
+pub(crate) async fn apply(
     tx: &Tx<'_>,
     network: &Network,
     movements: Vec<MovementRow>,

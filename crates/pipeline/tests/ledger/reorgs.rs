@@ -270,3 +270,27 @@ async fn a_rewind_rebuilds_from_the_log_and_finality_applies_it_again() {
     assert_eq!(world.digest().await, late);
     world.holds().await;
 }
+
+#[tokio::test]
+async fn finality_of_a_block_we_have_another_version_of_waits_for_the_reorg() {
+    let world = World::new().await;
+    let mint = single(1, 5, None, Some("a"));
+    start(&world, &[&mint], 2).await;
+    let mut conn = world.db.conn().await.expect("connects");
+    let tx = conn.tx().await.expect("begins");
+    let named = block(2, 1);
+    let error = tidemark_pipeline::workers::advance_finality(
+        &tx,
+        &world.network,
+        named.height,
+        Some(named.hash),
+        &crate::world::cause("final"),
+    )
+    .await;
+    assert!(matches!(error, Err(WorkError::ReorgExpected { block, .. }) if block == named), "{error:?}");
+    tx.rollback().await.expect("ends");
+    world.reorg(&[block(2, 0)], &[named]).await;
+    world.done(named, &[]).await;
+    assert_eq!(world.finalize(2).await.height, 2);
+    world.holds().await;
+}

@@ -44,6 +44,12 @@ pub async fn handle_reorg(
         orphaned.iter().filter(|block| !canonical_hashes.contains(&block.hash)).copied().collect();
     orphaned.sort_by_key(|block| (block.height, block.hash));
     let hashes: Vec<BlockHash> = orphaned.iter().map(|block| block.hash).collect();
+    // A new reorg takes at least one block that stood until now. One that takes only what is gone is an old
+    // message again, and its winners may have lost since.
+    let gone = ledger::orphaned_among(tx, network.id, &hashes.iter().copied().collect()).await?;
+    if !hashes.is_empty() && hashes.iter().all(|hash| gone.contains(hash)) {
+        return Ok(Reorged { head: progress.head, ..Reorged::default() });
+    }
     let known = ledger::recent_among(tx, network.id, &hashes).await?;
     if let Some(block) = known.iter().find(|block| block.height.as_i64() <= progress.finalized) {
         return Err(WorkError::FinalizedReverted {

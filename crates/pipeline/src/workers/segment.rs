@@ -101,6 +101,7 @@ pub async fn apply_segment(
     progress.reported = progress.reported.max(last.as_i64());
     progress.history = last.as_i64();
     ledger::set_progress(tx, network.id, &progress).await?;
+    state_updater::forget_old_blocks(tx, network, last.as_i64()).await?;
     segment.drafts.push(drafts::finality_advanced(network, last.as_i64(), cause));
     Ok(SegmentOutcome::Applied(segment))
 }

@@ -72,8 +72,7 @@ pub async fn advance_finality(
 
     progress.finalized = target;
     ledger::set_progress(tx, network.id, &progress).await?;
-    let kept_blocks = i64::try_from(network.reorg_depth_max).unwrap_or(i64::MAX);
-    ledger::forget_blocks_below(tx, network.id, target.saturating_sub(kept_blocks)).await?;
+    forget_old_blocks(tx, network, target).await?;
 
     let mut emitted = drafts::ownership_changed(network, "finalized", target, &outcome.touched, cause);
     emitted.push(drafts::finality_advanced(network, target, cause));
@@ -84,6 +83,17 @@ pub async fn advance_finality(
         quarantined: outcome.quarantined,
         height: target,
     })
+}
+
+/// Blocks deeper below finality than any reorg we repair need not be recognised any more.
+pub(crate) async fn forget_old_blocks(
+    tx: &Tx<'_>,
+    network: &Network,
+    finalized: i64,
+) -> Result<(), WorkError> {
+    let kept_blocks = i64::try_from(network.reorg_depth_max).unwrap_or(i64::MAX);
+    ledger::forget_blocks_below(tx, network.id, finalized.saturating_sub(kept_blocks)).await?;
+    Ok(())
 }
 
 /// Two blocks at one height: one of them is about to be orphaned, so nothing from there on is final for us.

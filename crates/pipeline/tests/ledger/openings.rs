@@ -17,10 +17,10 @@ use crate::truth::{State, Truth};
 use crate::world::{Act, World, account_id, asset_id, block, cause, class, owners, single};
 
 /// Knows the balances of one height.
-struct Oracle {
-    network: Network,
-    state: State,
-    pruned: bool,
+pub(crate) struct Oracle {
+    pub(crate) network: Network,
+    pub(crate) state: State,
+    pub(crate) pruned: bool,
 }
 
 #[async_trait]

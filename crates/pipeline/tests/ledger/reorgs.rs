@@ -294,3 +294,18 @@ async fn finality_of_a_block_we_have_another_version_of_waits_for_the_reorg() {
     assert_eq!(world.finalize(2).await.height, 2);
     world.holds().await;
 }
+
+#[tokio::test]
+async fn an_old_reorg_message_does_not_bring_back_what_has_lost_since() {
+    let world = World::new().await;
+    let (mint, moved) = (single(1, 5, None, Some("a")), single(2, 5, Some("a"), Some("b")));
+    start(&world, &[&mint], 2).await;
+    world.reorg(&[block(2, 0)], &[block(2, 1)]).await;
+    world.done(block(2, 1), &[&moved]).await;
+    world.reorg(&[block(2, 1)], &[block(2, 2)]).await;
+    world.done(block(2, 2), &[]).await;
+    let again = world.reorg(&[block(2, 0)], &[block(2, 1)]).await;
+    assert_eq!((again.restored, again.head), (0, 2));
+    assert_eq!(world.latest(mint.asset()).await, owners(&[("a", 1)]));
+    world.holds().await;
+}

@@ -22,7 +22,7 @@ pub mod verify;
 pub use block::{BlockInput, BlockOutcome, process_block};
 pub use normalizer::{Normalized, normalize};
 pub use openings::{Openings, prepare};
-pub use reorg_handler::{Reorged, handle_reorg, rewind};
+pub use reorg_handler::{Reorged, handle_reorg, repair, rewind};
 pub use segment::{Segment, SegmentInput, SegmentOutcome, apply_segment};
 pub use state_updater::{Finalized, advance_confirmed, advance_finality};
 pub use verify::{Violation, verify_ledger};

@@ -142,6 +142,14 @@ async fn check(seed: u64) {
         assert_eq!(digest, truth.digest_at(height).to_string(), "seed {seed} at height {height}");
     }
     assert_eq!(world.count("select count(*) from ledger.quarantine").await, 0, "seed {seed}");
+    // Back to the middle, and forward again.
+    let middle = tip / 2;
+    world.rewind(u64::try_from(middle).expect("small")).await;
+    assert_eq!(&owned(&world).await, truth.state_at(middle), "seed {seed}");
+    assert_eq!(world.violations().await, Vec::<String>::new(), "seed {seed}");
+    world.finalize(u64::try_from(tip).expect("small")).await;
+    assert_eq!(world.digest().await, truth.digest_at(tip), "seed {seed}");
+    assert_eq!(world.violations().await, Vec::<String>::new(), "seed {seed}");
 }
 
 #[tokio::test]
@@ -183,6 +191,11 @@ async fn check_from_half(seed: u64) {
     assert_eq!(owned(&world).await, expected, "seed {seed}");
     assert_eq!(world.violations().await, Vec::<String>::new(), "seed {seed}");
     assert_eq!(world.count("select count(*) from ledger.quarantine").await, 0, "seed {seed}");
+    world.rewind(25).await;
+    assert_eq!(world.violations().await, Vec::<String>::new(), "seed {seed}");
+    world.finalize(truth.tip().at.height.0).await;
+    assert_eq!(owned(&world).await, expected, "seed {seed}");
+    assert_eq!(world.violations().await, Vec::<String>::new(), "seed {seed}");
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ use time::OffsetDateTime;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
+use crate::copy::CopyBuffer;
 use crate::db::{StoreError, Tx};
 
 /// One movement of an event, as stored.
@@ -284,6 +285,92 @@ async fn contradicted(tx: &Tx<'_>, rows: &[&NormalizedRow]) -> Result<BTreeSet<E
         )
         .await?;
     Ok(found.iter().map(|row| EventId(row.get(0))).collect())
+}
+
+const EXISTING: &str = "
+    select normalized_event_id from ledger.normalized_event_keys where normalized_event_id = any($1)";
+const COPY_KEYS: &str = "
+    copy ledger.normalized_event_keys
+        (normalized_event_id, event_uid, source_event_id, sub_index, network_id, block_number, block_hash,
+         finality_status, is_reverted)
+    from stdin (format binary)";
+const COPY_EVENTS: &str = "
+    copy ledger.normalized_events
+        (id, source_event_id, sub_index, network_id, event_kind, asset_id, collection_id, block_number,
+         block_hash, tx_hash, event_index, event_time, finality_status, is_reverted, blob_ref)
+    from stdin (format binary)";
+const COPY_DELTAS: &str = "
+    copy ledger.normalized_event_deltas
+        (normalized_event_id, delta_index, asset_id, from_account_id, to_account_id, qty_delta)
+    from stdin (format binary)";
+
+/// Writes the final events of a segment of history: what was never here goes in by COPY, what was (events
+/// of a branch that lost and came back) as live events do. The caller holds the network's lock, under which
+/// all of its events are written, so nothing can come in between. Gives what really changed.
+pub async fn write_segment(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    rows: &[NormalizedRow],
+) -> Result<BTreeSet<EventId>, StoreError> {
+    if rows.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let ids: Vec<EventId> = rows.iter().map(|row| row.id).collect();
+    let existing = tx.query("look for known events", EXISTING, &[&uuids(&ids)]).await?;
+    let existing: BTreeSet<EventId> = existing.iter().map(|row| EventId(row.get(0))).collect();
+    let (known, mut new): (Vec<&NormalizedRow>, Vec<&NormalizedRow>) =
+        rows.iter().partition(|row| existing.contains(&row.id));
+    // Sorted keys fill the pages of the indexes one after another.
+    new.sort_by_key(|row| row.id);
+    let (mut keys, mut events, mut deltas) = (CopyBuffer::new(9), CopyBuffer::new(15), CopyBuffer::new(6));
+    for row in &new {
+        let sub_index = row.sub_index.to_string();
+        let reverted = row.status == FinalityStatus::Reverted;
+        keys.row()
+            .uuid(row.id.0)
+            .bytea(&tidemark_model::ids::event_uid(&row.source_event_id, row.sub_index))
+            .text(row.source_event_id.as_str())
+            .text(&sub_index)
+            .i32(network.0)
+            .i64(row.block.height.as_i64())
+            .bytea(&row.block.hash.0)
+            .text(row.status.as_str())
+            .bool(reverted);
+        events
+            .row()
+            .uuid(row.id.0)
+            .text(row.source_event_id.as_str())
+            .text(&sub_index)
+            .i32(network.0)
+            .text(row.kind.as_str())
+            .opt(row.asset, |buffer, id| buffer.uuid(id.0))
+            .opt(row.collection, |buffer, id| buffer.uuid(id.0))
+            .i64(row.block.height.as_i64())
+            .bytea(&row.block.hash.0)
+            .bytea(row.tx_hash.as_bytes())
+            .i32(row.event_index)
+            .timestamp(row.event_time)
+            .text(row.status.as_str())
+            .bool(reverted)
+            .opt(row.blob_ref.as_deref(), |buffer, blob| buffer.text(blob));
+        if let Some(delta) = &row.delta {
+            deltas
+                .row()
+                .uuid(row.id.0)
+                .i32(0)
+                .uuid(delta.asset.0)
+                .opt(delta.from, |buffer, id| buffer.uuid(id.0))
+                .opt(delta.to, |buffer, id| buffer.uuid(id.0))
+                .qty(delta.signed());
+        }
+    }
+    tx.copy_in("copy event keys", COPY_KEYS, keys).await?;
+    tx.copy_in("copy events", COPY_EVENTS, events).await?;
+    tx.copy_in("copy movements", COPY_DELTAS, deltas).await?;
+    let known: Vec<NormalizedRow> = known.into_iter().cloned().collect();
+    let mut changed = upsert_events(tx, network, &known).await?.changed;
+    changed.extend(new.iter().map(|row| row.id));
+    Ok(changed)
 }
 
 const DROP_OPEN_LEGS: &str = "
@@ -854,6 +941,100 @@ pub async fn read_openings(
             let parts = u32::try_from(row.get::<_, i32>(4)).map_err(|_| corrupt(row, 4))?;
             let opening = OpeningRow { state: parsed(row, 3)?, qty: quantity(row, 2)?, parts };
             Ok(((AssetId(row.get(0)), AccountId(row.get(1))), opening))
+        })
+        .collect()
+}
+
+/// A pair whose opening was never asked for, with what asking needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnaskedRow {
+    /// Asset and account.
+    pub pair: Pair,
+    /// Canonical address of the contract.
+    pub contract: String,
+    /// Token id as the chain has it.
+    pub token_id_raw: String,
+    /// Standard of the asset.
+    pub standard: Standard,
+    /// Canonical address of the account.
+    pub account: String,
+}
+
+const UNASKED: &str = "
+    select l.asset_id, l.account_id, c.address_normalized, a.token_id_raw, a.standard_id, w.address_normalized
+      from (select asset_id, account_id, min(block_number) as block_number
+              from ledger.unfinalized_deltas where network_id = $1 group by 1, 2) l
+      join catalog.assets a on a.id = l.asset_id and a.is_fungible_class
+      join catalog.collections n on n.id = a.collection_id
+      join catalog.contracts c on c.id = n.contract_id
+      join ledger.accounts w on w.id = l.account_id
+     where not exists (select 1 from ledger.openings o
+                        where o.asset_id = l.asset_id and o.account_id = l.account_id)
+     order by l.block_number, l.asset_id, l.account_id
+     limit $2";
+
+/// Pairs of classes in open events whose opening was never asked for; those that become final first come first.
+pub async fn unasked_openings(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    at_most: i64,
+) -> Result<Vec<UnaskedRow>, StoreError> {
+    let rows = tx.query("look for openings to ask for", UNASKED, &[&network.0, &at_most]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(UnaskedRow {
+                pair: (AssetId(row.get(0)), AccountId(row.get(1))),
+                contract: row.get(2),
+                token_id_raw: row.get(3),
+                standard: parsed(row, 4)?,
+                account: row.get(5),
+            })
+        })
+        .collect()
+}
+
+/// The first open event that touches a pair.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FirstOpen {
+    /// Asset and account.
+    pub pair: Pair,
+    /// The asset's collection.
+    pub collection: CollectionId,
+    /// Its block.
+    pub block: BlockRef,
+    /// Its time.
+    pub event_time: OffsetDateTime,
+    /// Its status.
+    pub status: FinalityStatus,
+}
+
+const FIRST_OPEN: &str = "
+    select distinct on (l.asset_id, l.account_id)
+           l.asset_id, l.account_id, a.collection_id, e.block_number, e.block_hash, e.event_time,
+           e.finality_status::text
+      from unnest($2::uuid[], $3::uuid[]) u (asset, account)
+      join ledger.unfinalized_deltas l on l.asset_id = u.asset and l.account_id = u.account
+      join ledger.normalized_events e on e.network_id = $1 and e.id = l.normalized_event_id
+      join catalog.assets a on a.id = l.asset_id
+     order by l.asset_id, l.account_id, e.block_number, e.event_index";
+
+/// For each pair the first open event that touches it; pairs without one are left out.
+pub async fn first_open(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    pairs: &BTreeSet<Pair>,
+) -> Result<Vec<FirstOpen>, StoreError> {
+    let (assets, accounts) = pair_columns(pairs.iter());
+    let rows = tx.query("read first open events", FIRST_OPEN, &[&network.0, &assets, &accounts]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(FirstOpen {
+                pair: (AssetId(row.get(0)), AccountId(row.get(1))),
+                collection: CollectionId(row.get(2)),
+                block: BlockRef { height: Height::from_i64(row.get(3)), hash: hash(row, 4)? },
+                event_time: row.get(5),
+                status: parsed(row, 6)?,
+            })
         })
         .collect()
 }

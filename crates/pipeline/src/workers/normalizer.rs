@@ -106,7 +106,7 @@ pub async fn normalize(
 
 /// Each event once, in the chain's order. The same event in two blocks counts where it stands; in two
 /// standing blocks, in the later one of the batch.
-fn once_each<'a>(events: &'a [RawEvent], orphaned: &BTreeSet<BlockHash>) -> Vec<&'a RawEvent> {
+pub(crate) fn once_each<'a>(events: &'a [RawEvent], orphaned: &BTreeSet<BlockHash>) -> Vec<&'a RawEvent> {
     let mut once: BTreeMap<EventId, &RawEvent> = BTreeMap::new();
     for event in events {
         let id = EventId::of(&event.source_event_id, event.sub_index);
@@ -122,7 +122,7 @@ fn once_each<'a>(events: &'a [RawEvent], orphaned: &BTreeSet<BlockHash>) -> Vec<
     events
 }
 
-fn normalized_row(
+pub(crate) fn normalized_row(
     network: &Network,
     event: &RawEvent,
     head: Height,
@@ -160,7 +160,7 @@ fn normalized_row(
 
 /// What the events name. An asset is partial when its network starts in the middle and its first event is
 /// not its making.
-fn stubs(network: &Network, events: &[&RawEvent], rows: &[NormalizedRow]) -> Stubs {
+pub(crate) fn stubs(network: &Network, events: &[&RawEvent], rows: &[NormalizedRow]) -> Stubs {
     let mut stubs = Stubs::default();
     for (event, row) in events.iter().zip(rows) {
         let seen = event.event_time;

@@ -17,14 +17,15 @@ use alloy_primitives::U256;
 use tidemark_model::chain::{
     AssetRef, BalanceAsk, BlockRef, ChainAdapter, ChainError, EventKind, Network, RawEvent, Standard,
 };
+use tidemark_model::envelope::Draft;
 use tidemark_model::finality::FinalityStatus;
 use tidemark_model::ids::{AccountId, AssetId, CollectionId, EventId, SourceEventId, TxId};
 use tidemark_store::Db;
 use tidemark_store::ledger::{self, DeltaRow, NormalizedRow, OpeningRow, OpeningState, Pair};
 use time::OffsetDateTime;
 
-use super::WorkError;
 use super::normalizer::asset_ids;
+use super::{Cause, WorkError, drafts};
 
 /// Answers brought in from outside the transaction: how much, or `None` where the chain cannot say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -80,18 +81,91 @@ pub async fn prepare(
         .collect();
     wanted.sort_by_key(|(receives, pair, _)| (*receives, *pair));
     wanted.truncate(budget);
+    let asks: Vec<(Pair, BalanceAsk)> = wanted.into_iter().map(|(_, pair, ask)| (pair, ask)).collect();
+    ask(adapter, &asks).await
+}
+
+/// Asks the chain, in batches. Runs outside any transaction.
+pub async fn ask(adapter: &dyn ChainAdapter, asks: &[(Pair, BalanceAsk)]) -> Result<Openings, WorkError> {
     let mut answers = BTreeMap::new();
-    for chunk in wanted.chunks(ASKS_PER_CALL) {
-        let asks: Vec<BalanceAsk> = chunk.iter().map(|(_, _, ask)| ask.clone()).collect();
-        let given = match adapter.balances(&asks).await {
+    for chunk in asks.chunks(ASKS_PER_CALL) {
+        let questions: Vec<BalanceAsk> = chunk.iter().map(|(_, ask)| ask.clone()).collect();
+        let given = match adapter.balances(&questions).await {
             Ok(given) => given,
             // No node keeps that height, and none will: that is an answer too.
-            Err(ChainError::Pruned { .. }) => vec![None; asks.len()],
+            Err(ChainError::Pruned { .. }) => vec![None; questions.len()],
             Err(error) => return Err(error.into()),
         };
-        answers.extend(chunk.iter().map(|(_, pair, _)| *pair).zip(given));
+        answers.extend(chunk.iter().map(|(pair, _)| *pair).zip(given));
     }
     Ok(Openings(answers))
+}
+
+/// For a live consumer that may not ask inside its transaction: what open events need and nobody asked for,
+/// at most `budget`. A task of its own calls this, [`ask`] and [`settle`] in a loop, well before finality.
+pub async fn unasked(
+    tx: &tidemark_store::Tx<'_>,
+    network: &Network,
+    budget: usize,
+) -> Result<Vec<(Pair, BalanceAsk)>, WorkError> {
+    if network.start_block.0 == 0 {
+        return Ok(Vec::new());
+    }
+    let at_most = i64::try_from(budget).unwrap_or(i64::MAX);
+    let rows = ledger::unasked_openings(tx, network.id, at_most).await?;
+    let ask = |row: ledger::UnaskedRow| {
+        let asset = AssetRef {
+            network_id: network.id,
+            collection_addr_normalized: row.contract,
+            token_id_raw: row.token_id_raw,
+            standard: row.standard,
+        };
+        (row.pair, BalanceAsk { asset, account: row.account, at: network.start_block.minus(1) })
+    };
+    Ok(rows.into_iter().map(ask).collect())
+}
+
+/// Writes answers that came after their events, as openings in the first open block that needs each. What
+/// has become final meanwhile is not written: it is asked for again at its next touch.
+pub async fn settle(
+    tx: &tidemark_store::Tx<'_>,
+    network: &Network,
+    answers: &Openings,
+    cause: &Cause,
+) -> Result<Vec<Draft>, WorkError> {
+    ledger::lock_progress(tx, network.id, network.start_block).await?;
+    let pairs: BTreeSet<Pair> = answers.0.keys().copied().collect();
+    let known = ledger::read_openings(tx, &pairs).await?;
+    let mut learnt = BTreeMap::new();
+    let mut rows = Vec::new();
+    let mut partial = BTreeSet::new();
+    for first in ledger::first_open(tx, network.id, &pairs).await? {
+        if known.contains_key(&first.pair) {
+            continue;
+        }
+        let Some(answer) = answers.0.get(&first.pair) else { continue };
+        learnt.insert(first.pair, learnt_opening(*answer));
+        if answer.is_none_or(|qty| !qty.is_zero()) {
+            partial.insert(first.pair.0);
+        }
+        if let Some(qty) = answer.filter(|qty| !qty.is_zero()) {
+            let ledger::FirstOpen { collection, block, event_time, status, .. } = first;
+            let need = Need { collection, block, event_time, status };
+            rows.push(opening_event(network, first.pair, 0, qty, &need));
+        }
+    }
+    ledger::record_openings(tx, network.id, &learnt, false).await?;
+    tidemark_store::catalog::mark_partial(tx, &partial.into_iter().collect::<Vec<_>>()).await?;
+    let height = rows.iter().map(|row| row.block.height).max().unwrap_or_default().as_i64();
+    let opened = ledger::upsert_events(tx, network.id, &rows).await?.touched;
+    Ok(drafts::ownership_changed(network, "opening", height, &opened, cause))
+}
+
+fn learnt_opening(answer: Option<U256>) -> OpeningRow {
+    match answer {
+        Some(qty) => OpeningRow { state: OpeningState::Known, qty, parts: u32::from(!qty.is_zero()) },
+        None => OpeningRow { state: OpeningState::Unknown, qty: U256::ZERO, parts: 0 },
+    }
 }
 
 /// Where an opening is needed first.
@@ -187,15 +261,7 @@ pub(crate) async fn plan(
             needs.remove(&(asset, sender));
         }
     }
-    for (pair, answer) in &answers.0 {
-        let row = match answer {
-            Some(qty) => {
-                OpeningRow { state: OpeningState::Known, qty: *qty, parts: u32::from(!qty.is_zero()) }
-            }
-            None => OpeningRow { state: OpeningState::Unknown, qty: U256::ZERO, parts: 0 },
-        };
-        learnt.insert(*pair, row);
-    }
+    learnt.extend(answers.0.iter().map(|(pair, answer)| (*pair, learnt_opening(*answer))));
     ledger::record_openings(tx, network.id, &learnt, false).await?;
     let known = ledger::read_openings(tx, &needs.keys().copied().collect()).await?;
     let mut wanted = Vec::new();

@@ -44,6 +44,12 @@ pub async fn handle_reorg(
         orphaned.iter().filter(|block| !canonical_hashes.contains(&block.hash)).copied().collect();
     orphaned.sort_by_key(|block| (block.height, block.hash));
     let hashes: Vec<BlockHash> = orphaned.iter().map(|block| block.hash).collect();
+    // A new reorg takes at least one block that stood until now. One that takes only what is gone is an old
+    // message again, and its winners may have lost since.
+    let gone = ledger::orphaned_among(tx, network.id, &hashes.iter().copied().collect()).await?;
+    if !hashes.is_empty() && hashes.iter().all(|hash| gone.contains(hash)) {
+        return Ok(Reorged { head: progress.head, ..Reorged::default() });
+    }
     let known = ledger::recent_among(tx, network.id, &hashes).await?;
     if let Some(block) = known.iter().find(|block| block.height.as_i64() <= progress.finalized) {
         return Err(WorkError::FinalizedReverted {
@@ -127,7 +133,21 @@ pub async fn rewind(tx: &Tx<'_>, network: &Network, to: Height, cause: &Cause) -
     })
 }
 
-/// Sets owners, supply and digests of assets to what the event log says.
+/// Repairs drift: sets owners and supply of these assets, and the network's digests, to what the event log
+/// says. For what `verify_ledger` names; the log itself and finality stay as they are.
+pub async fn repair(
+    tx: &Tx<'_>,
+    network: &Network,
+    assets: &BTreeSet<AssetId>,
+    cause: &Cause,
+) -> Result<Vec<Draft>, WorkError> {
+    let progress = ledger::lock_progress(tx, network.id, network.start_block).await?;
+    rebuild(tx, network, assets, progress.finalized).await?;
+    Ok(drafts::ownership_changed(network, "rewind", progress.finalized, assets, cause))
+}
+
+/// Sets owners and supply of assets to what the event log says, and all digests to what the rows say. It
+/// does not trust what was kept, so it also heals what somebody else's hand has changed.
 async fn rebuild(
     tx: &Tx<'_>,
     network: &Network,
@@ -136,8 +156,7 @@ async fn rebuild(
 ) -> Result<(), WorkError> {
     let before = ownership::of_assets(tx, assets).await?;
     let after: BTreeMap<Pair, U256> = ownership::recompute(tx, assets).await?;
-    let changes = changes(&before, &after);
-    ownership::add(tx, network.id, &changes).await?;
+    ownership::add(tx, network.id, &changes(&before, &after)).await?;
     let mut supplies: BTreeMap<AssetId, U256> = assets.iter().map(|asset| (*asset, U256::ZERO)).collect();
     for ((asset, _), qty) in &after {
         let supply = supplies.entry(*asset).or_default();
@@ -145,5 +164,11 @@ async fn rebuild(
         *supply = supply.saturating_add(*qty);
     }
     catalog::set_supply(tx, &supplies).await?;
-    state_updater::update_digests(tx, network.id, height, &changes).await
+    let found = digest::recompute(tx, network.id).await?;
+    let total = digest::total(&found);
+    let mut buckets = digest::read(tx, network.id).await?;
+    buckets.values_mut().for_each(|kept| *kept = tidemark_model::digest::Digest::default());
+    buckets.extend(found);
+    digest::write(tx, network.id, height, &buckets, total).await?;
+    Ok(())
 }

@@ -72,8 +72,7 @@ pub async fn advance_finality(
 
     progress.finalized = target;
     ledger::set_progress(tx, network.id, &progress).await?;
-    let kept_blocks = i64::try_from(network.reorg_depth_max).unwrap_or(i64::MAX);
-    ledger::forget_blocks_below(tx, network.id, target.saturating_sub(kept_blocks)).await?;
+    forget_old_blocks(tx, network, target).await?;
 
     let mut emitted = drafts::ownership_changed(network, "finalized", target, &outcome.touched, cause);
     emitted.push(drafts::finality_advanced(network, target, cause));
@@ -86,20 +85,32 @@ pub async fn advance_finality(
     })
 }
 
+/// Blocks deeper below finality than any reorg we repair need not be recognised any more.
+pub(crate) async fn forget_old_blocks(
+    tx: &Tx<'_>,
+    network: &Network,
+    finalized: i64,
+) -> Result<(), WorkError> {
+    let kept_blocks = i64::try_from(network.reorg_depth_max).unwrap_or(i64::MAX);
+    ledger::forget_blocks_below(tx, network.id, finalized.saturating_sub(kept_blocks)).await?;
+    Ok(())
+}
+
 /// Two blocks at one height: one of them is about to be orphaned, so nothing from there on is final for us.
 fn below_first_fork(recent: &[BlockRef]) -> i64 {
     let fork = recent.windows(2).find(|pair| pair[0].height == pair[1].height);
     fork.map_or(i64::MAX, |pair| pair[0].height.as_i64() - 1)
 }
 
-struct Outcome {
-    touched: BTreeSet<AssetId>,
-    applied: usize,
-    quarantined: Vec<EventId>,
+/// What applying movements did.
+pub(crate) struct Outcome {
+    pub(crate) touched: BTreeSet<AssetId>,
+    pub(crate) applied: usize,
+    pub(crate) quarantined: Vec<EventId>,
 }
 
-/// Applies claimed movements, in the chain's order, up to `height`.
-async fn apply(
+/// Applies movements that nobody has applied, in the chain's order, up to `height`.
+pub(crate) async fn apply(
     tx: &Tx<'_>,
     network: &Network,
     movements: Vec<MovementRow>,

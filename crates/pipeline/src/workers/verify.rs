@@ -34,5 +34,10 @@ pub async fn verify_ledger(tx: &Tx<'_>, network: NetworkId) -> Result<Vec<Violat
             violations.push(Violation { check: "digest_equals_the_rows", detail });
         }
     }
+    for violation in &violations {
+        tracing::error!(network = %network, check = violation.check, detail = %violation.detail, "invariant broken");
+    }
+    metrics::gauge!("ledger_invariant_violations", "network" => network.to_string())
+        .set(u32::try_from(violations.len()).map_or(f64::MAX, f64::from));
     Ok(violations)
 }

@@ -4,6 +4,7 @@ mod idempotency;
 mod openings;
 mod random;
 mod reorgs;
+mod segments;
 mod truth;
 mod values;
 mod world;

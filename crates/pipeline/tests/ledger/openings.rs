@@ -9,18 +9,18 @@ use tidemark_model::chain::{
     RawBlock,
 };
 use tidemark_model::ids::{Height, HeightRange};
-use tidemark_pipeline::workers::{BlockOutcome, Openings, prepare};
+use tidemark_pipeline::workers::{BlockOutcome, Openings, openings, prepare};
 use tidemark_store::ownership::{AsOf, owners_at};
 
 use crate::random::owned;
 use crate::truth::{State, Truth};
-use crate::world::{Act, World, account_id, asset_id, block, class, owners, single};
+use crate::world::{Act, World, account_id, asset_id, block, cause, class, owners, single};
 
 /// Knows the balances of one height.
-struct Oracle {
-    network: Network,
-    state: State,
-    pruned: bool,
+pub(crate) struct Oracle {
+    pub(crate) network: Network,
+    pub(crate) state: State,
+    pub(crate) pruned: bool,
 }
 
 #[async_trait]
@@ -222,4 +222,29 @@ async fn a_budget_leaves_the_rest_for_the_next_touch() {
     let events = [moved.at(block(100, 0))];
     let answers = prepare(&world.db, &oracle, &world.network, &events, 1).await.expect("asks");
     assert_eq!(answers.0.keys().map(|(_, account)| *account).collect::<Vec<_>>(), [account_id("a")]);
+}
+
+#[tokio::test]
+async fn answers_that_come_after_their_events_are_settled_before_finality() {
+    let world = World::starting_at(100).await;
+    let moved = class(1, 5, Some("a"), Some("b"), 3);
+    let oracle = Oracle::knowing(&world, &[(&moved, "a", 10), (&moved, "b", 7)]);
+    world.done(block(100, 0), &[&moved]).await;
+    for round in 0..2 {
+        let mut conn = world.db.conn().await.expect("connects");
+        let tx = conn.tx().await.expect("begins");
+        let asks = openings::unasked(&tx, &world.network, 100).await.expect("reads");
+        tx.rollback().await.expect("ends");
+        assert_eq!(asks.len(), if round == 0 { 2 } else { 0 });
+        let answers = openings::ask(&oracle, &asks).await.expect("asks");
+        for _twice in 0..2 {
+            let tx = conn.tx().await.expect("begins");
+            openings::settle(&tx, &world.network, &answers, &cause("asker")).await.expect("settles");
+            tx.commit().await.expect("commits");
+        }
+    }
+    assert_eq!(world.latest(moved.asset()).await, owners(&[("a", 7), ("b", 10)]));
+    world.finalize(100).await;
+    assert_eq!(world.finalized(moved.asset()).await, owners(&[("a", 7), ("b", 10)]));
+    world.holds().await;
 }

@@ -1,15 +1,16 @@
 //! Random chains with reorgs, duplicated and late deliveries: the ledger equals the truth, at every height
 //! where finality stood, and every invariant holds. A failing seed is in the message.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use alloy_primitives::U256;
 use rand::Rng as _;
 use rand::seq::IndexedRandom as _;
 use tidemark_model::chain::BlockRef;
 use tidemark_model::ids::AssetId;
-use tidemark_pipeline::workers::BlockOutcome;
+use tidemark_pipeline::workers::{BlockOutcome, Openings, prepare};
 
+use crate::openings::Oracle;
 use crate::truth::{State, TrueBlock, Truth};
 use crate::world::World;
 
@@ -22,8 +23,8 @@ enum Message {
 
 /// What the ingester would say of a random chain, in an order a bus might deliver it.
 fn script(truth: &mut Truth, steps: usize) -> Vec<Message> {
+    let mut finalized = truth.tip().at.height.0;
     let mut messages = vec![Message::Block(Box::new(truth.tip().clone()))];
-    let mut finalized = 0;
     let mut again = Vec::new();
     for _ in 0..steps {
         let tip = truth.tip().at.height.0;
@@ -68,7 +69,7 @@ fn script(truth: &mut Truth, steps: usize) -> Vec<Message> {
     messages
 }
 
-async fn deliver(world: &World, messages: &[Message]) {
+async fn deliver(world: &World, messages: &[Message], oracle: Option<&Oracle>) {
     let mut deferred: Vec<&TrueBlock> = Vec::new();
     for message in messages {
         match message {
@@ -83,8 +84,15 @@ async fn deliver(world: &World, messages: &[Message]) {
         // What had to wait is tried again, as the dispatcher would.
         let mut waiting = Vec::new();
         for block in deferred {
-            let acts: Vec<_> = block.acts.iter().collect();
-            if matches!(world.block(block.at, &acts).await, BlockOutcome::Gap { .. }) {
+            let events: Vec<_> = block.acts.iter().map(|act| act.at(block.at)).collect();
+            let openings = match oracle {
+                Some(oracle) => {
+                    prepare(&world.db, oracle, &world.network, &events, 1_000).await.expect("asks")
+                }
+                None => Openings::default(),
+            };
+            let outcome = world.try_block(block.at, events, &openings).await.expect("processes");
+            if matches!(outcome, BlockOutcome::Gap { .. }) {
                 waiting.push(block);
             }
         }
@@ -117,7 +125,7 @@ async fn check(seed: u64) {
     let mut truth = Truth::new(seed);
     let messages = script(&mut truth, 25);
     let world = World::new().await;
-    deliver(&world, &messages).await;
+    deliver(&world, &messages, None).await;
     let tip = truth.chain.len() - 1;
     assert_eq!(&owned(&world).await, truth.state_at(tip), "seed {seed}");
     assert_eq!(world.violations().await, Vec::<String>::new(), "seed {seed}");
@@ -134,6 +142,14 @@ async fn check(seed: u64) {
         assert_eq!(digest, truth.digest_at(height).to_string(), "seed {seed} at height {height}");
     }
     assert_eq!(world.count("select count(*) from ledger.quarantine").await, 0, "seed {seed}");
+    // Back to the middle, and forward again.
+    let middle = tip / 2;
+    world.rewind(u64::try_from(middle).expect("small")).await;
+    assert_eq!(&owned(&world).await, truth.state_at(middle), "seed {seed}");
+    assert_eq!(world.violations().await, Vec::<String>::new(), "seed {seed}");
+    world.finalize(u64::try_from(tip).expect("small")).await;
+    assert_eq!(world.digest().await, truth.digest_at(tip), "seed {seed}");
+    assert_eq!(world.violations().await, Vec::<String>::new(), "seed {seed}");
 }
 
 #[tokio::test]
@@ -152,5 +168,49 @@ async fn the_ledger_equals_the_truth_for_seeds_10_to_19() {
 async fn the_ledger_equals_the_truth_for_seeds_20_to_29() {
     for seed in 20..30 {
         check(seed).await;
+    }
+}
+
+/// The same, for a ledger that starts in the middle: what moved since is as it is.
+async fn check_from_half(seed: u64) {
+    let mut truth = Truth::new(seed);
+    let mut again = Vec::new();
+    for _ in 0..20 {
+        truth.extend(&mut again);
+    }
+    let messages = script(&mut truth, 25);
+    let world = World::starting_at(20).await;
+    let oracle = Oracle { network: world.network.clone(), state: truth.state_at(19).clone(), pruned: false };
+    deliver(&world, &messages, Some(&oracle)).await;
+    let mut expected = truth.state_at(truth.chain.len() - 1).clone();
+    let since = truth.chain[20..].iter().flat_map(|block| &block.acts).filter(|act| !act.qty.is_zero());
+    let moved: BTreeSet<(AssetId, String)> = since
+        .flat_map(|act| act.from.iter().chain(&act.to).map(|name| (act.asset(), name.clone())))
+        .collect();
+    expected.retain(|pair, _| moved.contains(pair));
+    assert_eq!(owned(&world).await, expected, "seed {seed}");
+    assert_eq!(world.violations().await, Vec::<String>::new(), "seed {seed}");
+    assert_eq!(world.count("select count(*) from ledger.quarantine").await, 0, "seed {seed}");
+    world.rewind(25).await;
+    assert_eq!(world.violations().await, Vec::<String>::new(), "seed {seed}");
+    world.finalize(truth.tip().at.height.0).await;
+    assert_eq!(owned(&world).await, expected, "seed {seed}");
+    assert_eq!(world.violations().await, Vec::<String>::new(), "seed {seed}");
+}
+
+#[tokio::test]
+async fn starting_at_half_equals_the_truth_through_reorgs_for_seeds_0_to_9() {
+    for seed in 0..10 {
+        check_from_half(seed).await;
+    }
+}
+
+/// `TIDEMARK_LEDGER_SEEDS=500` for a longer look.
+#[tokio::test]
+async fn the_ledger_equals_the_truth_for_as_many_seeds_as_asked() {
+    let seeds = std::env::var("TIDEMARK_LEDGER_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    for seed in 1_000..1_000 + seeds {
+        check(seed).await;
+        check_from_half(seed).await;
     }
 }

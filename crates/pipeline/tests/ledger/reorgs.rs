@@ -248,19 +248,7 @@ async fn a_rewind_rebuilds_from_the_log_and_finality_applies_it_again() {
     // Drift, made by hand, goes with the rewind.
     world.execute("update ledger.ownership_current set qty = qty + 1 where qty = 6").await;
     assert!(!world.violations().await.is_empty());
-    world.execute("update ledger.ownership_current set qty = qty - 1 where qty = 7").await;
-    let mut conn = world.db.conn().await.expect("connects");
-    let tx = conn.tx().await.expect("begins");
-    let done = tidemark_pipeline::workers::rewind(
-        &tx,
-        &world.network,
-        tidemark_model::ids::Height(1),
-        &crate::world::cause("rewind"),
-    )
-    .await
-    .expect("rewinds");
-    tx.commit().await.expect("commits");
-    assert_eq!(done.reverted, 2);
+    assert_eq!(world.rewind(1).await.reverted, 2);
     assert_eq!(world.finalized(mint.asset()).await, owners(&[("a", 10)]));
     assert_eq!(world.latest(mint.asset()).await, owners(&[("a", 6), ("b", 3)]));
     assert_eq!(world.digest().await, early);
@@ -268,5 +256,66 @@ async fn a_rewind_rebuilds_from_the_log_and_finality_applies_it_again() {
     world.finalize(3).await;
     assert_eq!(world.finalized(mint.asset()).await, owners(&[("a", 6), ("b", 3)]));
     assert_eq!(world.digest().await, late);
+    world.holds().await;
+}
+
+#[tokio::test]
+async fn finality_of_a_block_we_have_another_version_of_waits_for_the_reorg() {
+    let world = World::new().await;
+    let mint = single(1, 5, None, Some("a"));
+    start(&world, &[&mint], 2).await;
+    let mut conn = world.db.conn().await.expect("connects");
+    let tx = conn.tx().await.expect("begins");
+    let named = block(2, 1);
+    let error = tidemark_pipeline::workers::advance_finality(
+        &tx,
+        &world.network,
+        named.height,
+        Some(named.hash),
+        &crate::world::cause("final"),
+    )
+    .await;
+    assert!(matches!(error, Err(WorkError::ReorgExpected { block, .. }) if block == named), "{error:?}");
+    tx.rollback().await.expect("ends");
+    world.reorg(&[block(2, 0)], &[named]).await;
+    world.done(named, &[]).await;
+    assert_eq!(world.finalize(2).await.height, 2);
+    world.holds().await;
+}
+
+#[tokio::test]
+async fn an_old_reorg_message_does_not_bring_back_what_has_lost_since() {
+    let world = World::new().await;
+    let (mint, moved) = (single(1, 5, None, Some("a")), single(2, 5, Some("a"), Some("b")));
+    start(&world, &[&mint], 2).await;
+    world.reorg(&[block(2, 0)], &[block(2, 1)]).await;
+    world.done(block(2, 1), &[&moved]).await;
+    world.reorg(&[block(2, 1)], &[block(2, 2)]).await;
+    world.done(block(2, 2), &[]).await;
+    let again = world.reorg(&[block(2, 0)], &[block(2, 1)]).await;
+    assert_eq!((again.restored, again.head), (0, 2));
+    assert_eq!(world.latest(mint.asset()).await, owners(&[("a", 1)]));
+    world.holds().await;
+}
+
+#[tokio::test]
+async fn a_repair_heals_what_a_foreign_hand_changed() {
+    let world = World::new().await;
+    let mint = class(1, 5, None, Some("a"), 10);
+    start(&world, &[&mint], 1).await;
+    world.finalize(1).await;
+    let digest = world.digest().await;
+    world.execute("update ledger.ownership_current set qty = 99").await;
+    world.execute("update ledger.digests set digest = 5").await;
+    world.execute("update catalog.assets set supply = 7").await;
+    let mut conn = world.db.conn().await.expect("connects");
+    let tx = conn.tx().await.expect("begins");
+    let assets = [mint.asset()].into();
+    tidemark_pipeline::workers::repair(&tx, &world.network, &assets, &crate::world::cause("repair"))
+        .await
+        .expect("repairs");
+    tx.commit().await.expect("commits");
+    assert_eq!(world.finalized(mint.asset()).await, owners(&[("a", 10)]));
+    assert_eq!(world.digest().await, digest);
     world.holds().await;
 }

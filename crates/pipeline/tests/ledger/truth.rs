@@ -74,8 +74,9 @@ impl Truth {
                 acts.push(act);
             }
         }
-        // The chain's order is the order of the indexes.
+        // The chain's order is the order of the indexes, and no two records share one.
         acts.sort_by_key(|act| act.index);
+        acts.dedup_by_key(|act| act.index);
         let mut state = self.tip().after.clone();
         acts.retain(|act| {
             let possible = can(&state, act);

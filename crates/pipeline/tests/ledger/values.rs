@@ -236,3 +236,53 @@ async fn changed_owners_are_told_in_bounded_events() {
     assert_eq!(ids.len(), done.drafts.len());
     world.holds().await;
 }
+
+/// Rows read by moving one unit of a class and making it final, after so many transfers of it.
+async fn rows_read_after(transfers: u64) -> i64 {
+    let world = World::new().await;
+    let mut events = vec![class(0, 5, None, Some("a"), 1_000_000).at(block(0, 0))];
+    for number in 1..=transfers {
+        let receiver = format!("r{}", number % 50);
+        events.push(class(number, 5, Some("a"), Some(&receiver), 1).at(block(1 + number / 100, 0)));
+    }
+    let last = 1 + transfers / 100;
+    let outcome = world.segment(0, last, &events).await;
+    assert!(matches!(outcome, tidemark_pipeline::workers::SegmentOutcome::Applied(_)), "{outcome:?}");
+    world.execute("analyze").await;
+    let at = block(last + 1, 0);
+    let parsed = ParsedBlock {
+        events: vec![class(999_999, 5, Some("a"), Some("r1"), 1).at(at)],
+        quarantined: Vec::new(),
+    };
+    let openings = Openings::default();
+    let input = BlockInput {
+        block: at,
+        time: time_of(at.height.0),
+        parsed: &parsed,
+        chain_head: at.height,
+        openings: &openings,
+    };
+    let mut conn = world.db.conn().await.expect("connects");
+    let tx = conn.tx().await.expect("begins");
+    process_block(&tx, &world.network, &input, &cause("block")).await.expect("processes");
+    tidemark_pipeline::workers::advance_finality(&tx, &world.network, at.height, None, &cause("final"))
+        .await
+        .expect("advances");
+    let row = tx
+        .query_one(
+            "count rows read",
+            "select sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint
+               from pg_stat_xact_user_tables where schemaname in ('ledger', 'catalog')",
+            &[],
+        )
+        .await
+        .expect("reads");
+    row.get(0)
+}
+
+#[tokio::test]
+async fn the_cost_of_a_movement_does_not_grow_with_the_history_of_its_asset() {
+    let (young, old) = (rows_read_after(100).await, rows_read_after(10_000).await);
+    assert!(young > 0);
+    assert!(old <= young + 100, "{young} rows read after 100 transfers, {old} after 10 000");
+}

@@ -14,7 +14,7 @@ use tidemark_model::quantity::SignedQty;
 use tidemark_model::redact::RedactedUrl;
 use tidemark_pipeline::workers::{
     BlockInput, BlockOutcome, Cause, Finalized, Openings, Reorged, WorkError, advance_finality, handle_reorg,
-    process_block, verify_ledger,
+    process_block, rewind, verify_ledger,
 };
 use tidemark_store::{Db, DbOptions};
 use tidemark_testkit::pg::TestDb;
@@ -238,6 +238,15 @@ impl World {
     }
     pub(crate) async fn reorg(&self, orphaned: &[BlockRef], canonical: &[BlockRef]) -> Reorged {
         self.try_reorg(orphaned, canonical).await.expect("handles the reorg")
+    }
+    /// The operator's way back.
+    pub(crate) async fn rewind(&self, to: u64) -> Reorged {
+        let mut conn = self.db.conn().await.expect("connects");
+        let tx = conn.tx().await.expect("begins");
+        let done =
+            rewind(&tx, &self.network, Height(to), &cause(format!("rewind to {to}"))).await.expect("rewinds");
+        tx.commit().await.expect("commits");
+        done
     }
     /// Finalized owners.
     pub(crate) async fn finalized(&self, asset: AssetId) -> Owners {

@@ -12,6 +12,21 @@ use uuid::Uuid;
 use super::truth::{card_truth, last_height_truth, ownership_truth, transfer_truth};
 use crate::db::{StoreError, Tx};
 
+/// The planner's default costs are a spinning disk's: until a table has several hundred thousand rows it
+/// would rather read all of it than look a thousand keys up. Here every access is by key.
+const BY_KEY: &str = "set local enable_seqscan = off; set local random_page_cost = 1.1";
+const AS_USUAL: &str = "set local enable_seqscan to default; set local random_page_cost to default";
+
+/// Makes the statements that follow look rows up by key, however small their tables are.
+pub async fn look_up_by_key(tx: &Tx<'_>) -> Result<(), StoreError> {
+    tx.batch("prefer keys", BY_KEY).await
+}
+
+/// Ends [`look_up_by_key`] for what else happens in the transaction.
+pub async fn look_up_as_usual(tx: &Tx<'_>) -> Result<(), StoreError> {
+    tx.batch("stop preferring keys", AS_USUAL).await
+}
+
 /// A row of projection.transfers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransferRow {

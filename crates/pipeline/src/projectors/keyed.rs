@@ -38,6 +38,9 @@ pub async fn rebuild_keys(
     live::look_up_by_key(tx).await?;
     let mut done = Projected::default();
 
+    if !touched.whole_assets.is_empty() {
+        live::reopen_positions(tx, network).await?;
+    }
     let events: Vec<Uuid> = touched.events.iter().map(|event| event.0).collect();
     let moves = project_transfers(tx, network, &events, &mut done).await?;
 

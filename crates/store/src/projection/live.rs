@@ -301,6 +301,21 @@ pub async fn forget_positions(
     tx.execute("forget positions", FORGET_POSITIONS, &[&network.0, &finalized_height]).await
 }
 
+/// The deliveries of an event that was final are no longer counted: count on from where none was.
+const REOPEN_POSITIONS: &str = "
+    insert into projection.transfer_positions (event_id, network_id, height, event_index, sub_index, turn)
+    select k.normalized_event_id, k.network_id, k.block_number, e.event_index, e.sub_index::int, 1000000
+      from ledger.normalized_event_keys k
+      join ledger.normalized_events e on e.network_id = k.network_id and e.id = k.normalized_event_id
+     where k.network_id = $1 and k.finality_status <> 'finalized' and e.event_kind in ('transfer', 'mint', 'burn')
+     order by k.normalized_event_id
+    on conflict (event_id) do nothing";
+
+/// Remembers the positions of events that were final and are not any more (a rewind).
+pub async fn reopen_positions(tx: &Tx<'_>, network: NetworkId) -> Result<u64, StoreError> {
+    tx.execute("reopen positions", REOPEN_POSITIONS, &[&network.0]).await
+}
+
 /// Which rows of ownership_view to recompute.
 #[derive(Debug, Default)]
 pub struct OwnershipKeys {

@@ -35,8 +35,12 @@ pub async fn rebuild_keys(
     touched: &Touched,
 ) -> Result<Projected, WorkError> {
     projection::lock_network(tx, network).await?;
+    live::look_up_by_key(tx).await?;
     let mut done = Projected::default();
 
+    if !touched.whole_assets.is_empty() {
+        live::reopen_positions(tx, network).await?;
+    }
     let events: Vec<Uuid> = touched.events.iter().map(|event| event.0).collect();
     let moves = project_transfers(tx, network, &events, &mut done).await?;
 
@@ -85,6 +89,7 @@ pub async fn rebuild_keys(
             at,
         ));
     }
+    live::look_up_as_usual(tx).await?;
     Ok(done)
 }
 
@@ -294,4 +299,108 @@ fn draft(network: NetworkId, subject: Subject, one: &TransferDetail, status: &st
         "finality_status": status,
     });
     Draft::derived(subject, &cause, network.to_string(), payload, row.event_time)
+}
+
+#[cfg(test)]
+mod tests {
+    use tidemark_model::ids::{AccountId, AssetId, CollectionId};
+
+    use super::*;
+
+    fn at(height: i64, block: u8, is_reverted: bool, turn: i64) -> TransferDetail {
+        TransferDetail {
+            row: TransferRow {
+                event_id: EventId(Uuid::from_u128(1)),
+                height,
+                event_index: 0,
+                sub_index: 0,
+                kind: "transfer".into(),
+                asset_id: AssetId(Uuid::from_u128(2)),
+                collection_id: CollectionId(Uuid::from_u128(3)),
+                from_account: Some(AccountId(Uuid::from_u128(4))),
+                to_account: Some(AccountId(Uuid::from_u128(5))),
+                qty: "1".into(),
+                tx_hash: vec![9; 32],
+                block_hash: vec![block; 32],
+                event_time: OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(height),
+                is_reverted,
+            },
+            finality_status: if is_reverted { "reverted" } else { "pending" }.into(),
+            contract: "0xc".into(),
+            token_id: "7".into(),
+            from: Some("0xa".into()),
+            to: Some("0xb".into()),
+            turn,
+        }
+    }
+
+    /// Deliveries taken back and made (with their turns), rows removed and put, and the sum of transfers.
+    #[track_caller]
+    fn check(
+        truth: Option<TransferDetail>,
+        standing: Option<TransferDetail>,
+        (retracted, projected): (&[i64], &[i64]),
+        (removed, put): (usize, usize),
+        transfers: i64,
+    ) {
+        let (truth, standing): (Vec<_>, Vec<_>) =
+            (truth.into_iter().collect(), standing.into_iter().collect());
+        let decided = decide(&truth, &standing);
+        let turns = |of: &[(&TransferDetail, i64)]| of.iter().map(|(_, turn)| *turn).collect::<Vec<_>>();
+        assert_eq!(turns(&decided.retracted), retracted);
+        assert_eq!(turns(&decided.projected), projected);
+        assert_eq!((decided.remove.len(), decided.put.len()), (removed, put));
+        let moves = Moves::of(&decided);
+        assert_eq!(moves.by_collection.values().sum::<i64>(), transfers);
+        assert!(moves.by_account.values().all(|one| one.transfers == transfers));
+    }
+
+    #[test]
+    fn a_new_event_is_delivered() {
+        check(Some(at(5, 1, false, 0)), None, (&[], &[0]), (0, 1), 1);
+    }
+    #[test]
+    fn the_same_row_is_left_alone() {
+        check(Some(at(5, 1, false, 1)), Some(at(5, 1, false, 1)), (&[], &[]), (0, 0), 0);
+    }
+    #[test]
+    fn a_reverted_event_is_taken_back_and_its_row_stays() {
+        check(Some(at(5, 1, true, 1)), Some(at(5, 1, false, 1)), (&[1], &[]), (0, 1), -1);
+    }
+    #[test]
+    fn an_event_that_was_never_canonical_is_shown_but_not_delivered() {
+        check(Some(at(5, 1, true, 0)), None, (&[], &[]), (0, 1), 0);
+    }
+    #[test]
+    fn an_event_in_another_block_of_the_same_height_is_taken_back_and_delivered() {
+        check(Some(at(5, 2, false, 1)), Some(at(5, 1, false, 1)), (&[1], &[2]), (0, 1), 0);
+    }
+    #[test]
+    fn an_event_at_another_height_moves() {
+        check(Some(at(7, 2, false, 2)), Some(at(5, 1, true, 2)), (&[], &[2]), (1, 1), 1);
+        check(Some(at(4, 2, false, 1)), Some(at(5, 1, false, 1)), (&[1], &[2]), (1, 1), 0);
+    }
+    #[test]
+    fn an_event_the_ledger_forgot_goes() {
+        check(None, Some(at(5, 1, false, 1)), (&[1], &[]), (1, 0), -1);
+    }
+
+    #[test]
+    fn what_is_taken_back_asks_for_an_exact_look() {
+        let (truth, standing) = ([at(5, 1, true, 1)], [at(5, 1, false, 1)]);
+        let moves = Moves::of(&decide(&truth, &standing));
+        assert_eq!(moves.exact_assets.len(), 1);
+        assert!(moves.by_account.values().all(|one| one.exact));
+        let truth = [at(5, 1, false, 0)];
+        let moves = Moves::of(&decide(&truth, &[]));
+        assert!(moves.exact_assets.is_empty() && moves.by_account.values().all(|one| !one.exact));
+    }
+
+    #[test]
+    fn the_same_fact_has_the_same_id_and_another_turn_another() {
+        let one = at(5, 1, false, 0);
+        let id = |turn| draft(NetworkId(1), subject("transfer", "projected"), &one, "pending", turn).event_id;
+        assert_eq!(id(0), id(0));
+        assert_ne!(id(0), id(1));
+    }
 }

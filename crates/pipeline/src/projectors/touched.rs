@@ -96,3 +96,90 @@ fn payload<'a, T: Deserialize<'a>>(envelope: &'a Envelope) -> Result<T, WorkErro
         source,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tidemark_model::envelope::{Actor, ActorKind, DataResidency, RetentionClass, Source, derived_id};
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn envelope(subject: &str, payload: Value) -> Envelope {
+        let at = OffsetDateTime::UNIX_EPOCH;
+        let id = derived_id(at, &[subject]);
+        Envelope {
+            event_id: id,
+            event_type: subject.to_owned(),
+            event_version: 1,
+            schema_uri: String::new(),
+            source: Source { service: "ledger".into(), instance: "i".into(), commit: "c".into() },
+            occurred_at: at,
+            ingested_at: at,
+            causation_id: None,
+            correlation_id: id,
+            traceparent: None,
+            tenant_id: "t".into(),
+            actor: Actor { kind: ActorKind::System, id: "ledger".into() },
+            payload,
+            partition_key: "1".into(),
+            outbox: None,
+            retention_class: RetentionClass::Operational,
+            data_residency: DataResidency::Eu,
+        }
+    }
+
+    fn id(number: u128) -> Uuid {
+        Uuid::from_u128(number)
+    }
+
+    #[test]
+    fn keys_are_collected_by_network() {
+        let batch = [
+            envelope(
+                "ledger.event.normalized",
+                json!({"network_id": 1, "event_id": id(1), "asset_id": id(2)}),
+            ),
+            envelope("ledger.event.reverted", json!({"network_id": 2, "event_id": id(3), "asset_id": null})),
+            envelope(
+                "ledger.ownership.changed",
+                json!({"network_id": 1, "reason": "finalized", "height": 5, "assets": [id(4)]}),
+            ),
+            envelope(
+                "ledger.ownership.changed",
+                json!({"network_id": 1, "reason": "rewind", "height": 5, "assets": [id(5)]}),
+            ),
+            envelope(
+                "ledger.block.normalized",
+                json!({"network_id": 1, "height": 9, "hash": "0x", "events": 1}),
+            ),
+            envelope(
+                "ledger.block.normalized",
+                json!({"network_id": 1, "height": 8, "hash": "0x", "events": 1}),
+            ),
+            envelope("ledger.finality.advanced", json!({"network_id": 1, "finalized_height": 7})),
+            envelope("ledger.finality.advanced", json!({"network_id": 1, "finalized_height": 6})),
+            envelope("catalog.asset.created", json!({"network_id": 9})),
+        ];
+        let all = touched(&batch.iter().collect::<Vec<_>>()).expect("readable");
+        assert_eq!(all.keys().map(|network| network.0).collect::<Vec<_>>(), [1, 2]);
+        let one = &all[&NetworkId(1)];
+        assert_eq!(one.events, BTreeSet::from([EventId(id(1))]));
+        assert_eq!(one.event_assets, BTreeSet::from([AssetId(id(2))]));
+        assert_eq!(one.assets, BTreeSet::from([AssetId(id(4))]));
+        assert_eq!(one.whole_assets, BTreeSet::from([AssetId(id(5))]));
+        assert_eq!(one.normalized_height, Some(8), "the last block counts");
+        assert_eq!(one.finalized.map(|(height, _)| height), Some(7), "finality never goes back");
+        assert_eq!(all[&NetworkId(2)].events.len(), 1);
+    }
+
+    #[test]
+    fn a_payload_that_breaks_its_schema_is_named() {
+        let broken = envelope("ledger.event.normalized", json!({"network_id": 1}));
+        let error = touched(&[&broken]).expect_err("unreadable").to_string();
+        assert!(
+            error.contains("ledger.event.normalized") && error.contains(&broken.event_id.to_string()),
+            "{error}"
+        );
+    }
+}

@@ -12,6 +12,21 @@ use uuid::Uuid;
 use super::truth::{card_truth, last_height_truth, ownership_truth, transfer_truth};
 use crate::db::{StoreError, Tx};
 
+/// The planner's default costs are a spinning disk's: until a table has several hundred thousand rows it
+/// would rather read all of it than look a thousand keys up. Here every access is by key.
+const BY_KEY: &str = "set local enable_seqscan = off; set local random_page_cost = 1.1";
+const AS_USUAL: &str = "set local enable_seqscan to default; set local random_page_cost to default";
+
+/// Makes the statements that follow look rows up by key, however small their tables are.
+pub async fn look_up_by_key(tx: &Tx<'_>) -> Result<(), StoreError> {
+    tx.batch("prefer keys", BY_KEY).await
+}
+
+/// Ends [`look_up_by_key`] for what else happens in the transaction.
+pub async fn look_up_as_usual(tx: &Tx<'_>) -> Result<(), StoreError> {
+    tx.batch("stop preferring keys", AS_USUAL).await
+}
+
 /// A row of projection.transfers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransferRow {
@@ -284,6 +299,21 @@ pub async fn forget_positions(
     finalized_height: i64,
 ) -> Result<u64, StoreError> {
     tx.execute("forget positions", FORGET_POSITIONS, &[&network.0, &finalized_height]).await
+}
+
+/// The deliveries of an event that was final are no longer counted: count on from where none was.
+const REOPEN_POSITIONS: &str = "
+    insert into projection.transfer_positions (event_id, network_id, height, event_index, sub_index, turn)
+    select k.normalized_event_id, k.network_id, k.block_number, e.event_index, e.sub_index::int, 1000000
+      from ledger.normalized_event_keys k
+      join ledger.normalized_events e on e.network_id = k.network_id and e.id = k.normalized_event_id
+     where k.network_id = $1 and k.finality_status <> 'finalized' and e.event_kind in ('transfer', 'mint', 'burn')
+     order by k.normalized_event_id
+    on conflict (event_id) do nothing";
+
+/// Remembers the positions of events that were final and are not any more (a rewind).
+pub async fn reopen_positions(tx: &Tx<'_>, network: NetworkId) -> Result<u64, StoreError> {
+    tx.execute("reopen positions", REOPEN_POSITIONS, &[&network.0]).await
 }
 
 /// Which rows of ownership_view to recompute.

@@ -16,7 +16,7 @@ struct Answer {
 }
 
 async fn send(seed: &Seed, request: Request<Body>) -> anyhow::Result<Answer> {
-    let response = tidemark_api::router(seed.state.clone()).oneshot(request).await?;
+    let response = seed.router.clone().oneshot(request).await?;
     let (status, headers) = (response.status(), response.headers().clone());
     let bytes = axum::body::to_bytes(response.into_body(), 10 << 20).await?;
     let body = serde_json::from_slice(&bytes)
@@ -396,7 +396,7 @@ async fn every_answer_carries_security_and_rate_headers() -> anyhow::Result<()> 
 async fn too_many_requests_are_a_429_that_says_when() -> anyhow::Result<()> {
     let config = tidemark_api::ApiConfig { requests_per_minute: 3, ..Default::default() };
     let seed = seed::seed_with(config).await?;
-    let router = tidemark_api::router(seed.state.clone());
+    let router = seed.router.clone();
     let mut last = None;
     for _ in 0..4 {
         last = Some(router.clone().oneshot(Request::get("/v1/networks").body(Body::empty())?).await?);

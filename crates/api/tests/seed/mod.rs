@@ -1,7 +1,7 @@
 //! A small believable data set: two networks (one live, one behind), named, stub, hostile and unreliable
 //! collections, finalized and unfinalized rows, a transfer a reorg took back, raw rows, a stream, and something
 //! on every part of the operator page.
-#![allow(dead_code, missing_docs, reason = "shared by several test binaries and an example")]
+#![allow(dead_code, missing_docs, unreachable_pub, reason = "shared by several test binaries and an example")]
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -25,6 +25,8 @@ pub struct Seed {
     pub db: TestDb,
     pub owner: Db,
     pub state: ApiState,
+    /// Built once: making the OpenAPI document is most of the work.
+    pub router: axum::Router,
     pub collections: Vec<(i32, String, &'static str)>,
     pub accounts: Vec<String>,
     pub transfers: Vec<Moved>,
@@ -63,6 +65,18 @@ pub async fn seed() -> anyhow::Result<Seed> {
 }
 
 pub async fn seed_with(config: ApiConfig) -> anyhow::Result<Seed> {
+    let mut seed = open(config).await?;
+    seed.partitions().await?;
+    seed.fill().await?;
+    Ok(seed)
+}
+
+/// A migrated database with nothing in it.
+pub async fn empty() -> anyhow::Result<Seed> {
+    open(ApiConfig { requests_per_minute: 100_000, ..ApiConfig::default() }).await
+}
+
+async fn open(config: ApiConfig) -> anyhow::Result<Seed> {
     let db = TestDb::new().await?;
     let url = RedactedUrl::parse(&db.url)?;
     let owner = Db::open(&url, &DbOptions::default())?;
@@ -82,10 +96,7 @@ pub async fn seed_with(config: ApiConfig) -> anyhow::Result<Seed> {
     ];
     let accounts: Vec<String> = (0..24).map(|n| address(&format!("account {n}"))).collect();
     let transfers = story();
-    let mut seed = Seed { db, owner, state, collections, accounts, transfers };
-    seed.partitions().await?;
-    seed.fill().await?;
-    Ok(seed)
+    Ok(Seed { db, owner, router: tidemark_api::router(state.clone()), state, collections, accounts, transfers })
 }
 
 /// Mints first, then moves; the newest are above the tidemark, one of them was taken back.

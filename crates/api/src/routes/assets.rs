@@ -18,7 +18,7 @@ const BATCH_MAX: usize = 100;
 /// Several assets at once
 ///
 /// By id, by natural key, or both; at most a hundred together. Unknown assets are left out.
-#[utoipa::path(post, path = "/v1/assets/batch", tag = "assets", params(ReadParams), request_body = AssetBatch,
+#[utoipa::path(post, path = "/v1/assets/batch", operation_id = "assets_batch", tag = "assets", params(ReadParams), request_body = AssetBatch,
     responses((status = 200, body = Page<Asset>)))]
 pub(crate) async fn batch(
     State(state): State<ApiState>,

@@ -35,7 +35,7 @@ pub(crate) struct SortParams {
 }
 
 /// Collections, most transfers first
-#[utoipa::path(get, path = "/v1/collections", tag = "collections",
+#[utoipa::path(get, path = "/v1/collections", operation_id = "collections_list", tag = "collections",
     params(CollectionParams, ReadParams, PageParams), responses((status = 200, body = Page<Collection>)))]
 pub(crate) async fn list(
     State(state): State<ApiState>,

@@ -13,7 +13,7 @@ use crate::state::ApiState;
 /// All networks
 ///
 /// Every network read here, with its head, its watermark and its tidemark. Not paged: there are a handful.
-#[utoipa::path(get, path = "/v1/networks", tag = "networks", responses((status = 200, body = Page<Network>)))]
+#[utoipa::path(get, path = "/v1/networks", operation_id = "networks_list", tag = "networks", responses((status = 200, body = Page<Network>)))]
 pub(crate) async fn list(State(state): State<ApiState>) -> Result<Json<Page<Network>>, Problem> {
     let reader = Reader::open(&state).await?;
     let items = reader.networks.iter().map(Network::from).collect();
@@ -21,7 +21,7 @@ pub(crate) async fn list(State(state): State<ApiState>) -> Result<Json<Page<Netw
 }
 
 /// One network
-#[utoipa::path(get, path = "/v1/networks/{network}", tag = "networks",
+#[utoipa::path(get, path = "/v1/networks/{network}", operation_id = "networks_one", tag = "networks",
     params(("network" = String, Path, description = "Network id or short name"), ReadParams),
     responses((status = 200, body = One<Network>)))]
 pub(crate) async fn one(
@@ -35,7 +35,7 @@ pub(crate) async fn one(
 /// How far a network is read
 ///
 /// With `min_height` it waits until that height is read: a cheap way to read your own writes.
-#[utoipa::path(get, path = "/v1/networks/{network}/status", tag = "networks",
+#[utoipa::path(get, path = "/v1/networks/{network}/status", operation_id = "networks_status", tag = "networks",
     params(("network" = String, Path, description = "Network id or short name"), ReadParams),
     responses((status = 200, body = One<Network>)))]
 pub(crate) async fn status(

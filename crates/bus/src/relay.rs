@@ -187,6 +187,7 @@ impl Relay {
         let mut wait = self.options.busy_wait;
         loop {
             let numbered = self.number(lease).await?;
+            self.tails.feed();
             if self.bus.is_log() {
                 let oldest = numbered.oldest.map_or(0.0, age_seconds);
                 metrics::gauge!(metric::OUTBOX_LAG_SECONDS).set(oldest);

@@ -58,16 +58,15 @@ async fn ensure_day(conn: &Conn, table: &str, day: Date) -> Result<(), StoreErro
     }
     let next = day + time::Duration::days(1);
     // Only identifiers and dates of our own making. A short wait for the lock: events go to the default
-    // partition meanwhile, and nobody queues behind us (pitfall A19).
+    // partition meanwhile, and nobody queues behind us (pitfall A19). One message, so it is one transaction
+    // that the server itself ends: a caller that goes away leaves no open transaction in the pool.
     let sql = format!(
-        "begin; set local lock_timeout = '1s'; \
-         create table if not exists {name} partition of system.{table} for values from ('{day}') to ('{next}'); \
-         commit"
+        "set local lock_timeout = '1s'; \
+         create table if not exists {name} partition of system.{table} for values from ('{day}') to ('{next}')"
     );
     match conn.batch("make a day partition", &sql).await {
         Ok(()) => Ok(()),
         Err(error) => {
-            conn.batch("roll back", "rollback").await?;
             use tokio_postgres::error::SqlState;
             let harmless = [
                 SqlState::DUPLICATE_TABLE,

@@ -336,3 +336,32 @@ async fn redis_says_what_its_disk_is_worth_and_shares_tasks() -> anyhow::Result<
     assert!(reclaimed.tasks.iter().any(|task| task.id == first[1].id), "{reclaimed:?}");
     Ok(())
 }
+
+/// The numbers an engine holds of another history must never be taken for ours.
+async fn numbers_of_another_history_are_not_read(engine: Engine) -> anyhow::Result<()> {
+    let bench = Bench::new(engine).await?;
+    let (relay, handler) = (bench.rig.run_relay(), bench.rig.run_handler(Arc::new(Recorder::default())));
+    bench.rig.emit(&[("a", 100), ("a", 101)]).await?;
+    bench.rig.caught_up(RECORDER, 2).await?;
+    handler.stop().await?;
+    relay.stop().await?;
+    // Another database on the same broker gives the same numbers to other events.
+    let mut other = Bench { rig: Rig::postgres().await?, server: None };
+    let server = bench.server.as_ref().expect("a broker");
+    other.rig.bus = Bench::bus(engine, server, &other.rig).await?;
+    let (relay, handler) = (other.rig.run_relay(), other.rig.run_handler(Arc::new(Recorder::default())));
+    other.rig.emit(&[("a", 1), ("a", 2), ("a", 3)]).await?;
+    other.rig.caught_up(RECORDER, 3).await?;
+    other.rig.assert_once_in_order(RECORDER, &["a".to_owned()], 3).await?;
+    handler.stop().await?;
+    relay.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nats_does_not_mix_histories() -> anyhow::Result<()> {
+    numbers_of_another_history_are_not_read(Engine::Nats).await
+}
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_does_not_mix_histories() -> anyhow::Result<()> {
+    numbers_of_another_history_are_not_read(Engine::Redis).await
+}

@@ -183,6 +183,18 @@ pub async fn system_identifier(conn: &Conn) -> Result<String, StoreError> {
     Ok(conn.query_one("read the cluster's identity", SYSTEM_IDENTIFIER, &[]).await?.get(0))
 }
 
+const LINEAGE: &str = "
+    select s.system_identifier::text || '.' || c.timeline_id::text || '.' || d.oid::text
+    from pg_control_system() s, pg_control_checkpoint() c, pg_database d where d.datname = current_database()";
+
+/// Names this history of this database, in a few letters. A dump restored elsewhere, a point-in-time
+/// recovery and a promoted replica are other histories: the numbers an engine holds of the old one may
+/// belong to other events, so they must never be read as ours.
+pub async fn lineage(conn: &Conn) -> Result<String, StoreError> {
+    let name: String = conn.query_one("read the database's lineage", LINEAGE, &[]).await?.get(0);
+    Ok(format!("{:08x}", tidemark_model::partition::fnv1a(name.as_bytes())))
+}
+
 /// The relay's right to number events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RelayLease {

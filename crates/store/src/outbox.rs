@@ -243,6 +243,15 @@ impl Emitter {
         &self.inner.options.partitions
     }
 
+    /// Records the partition counts of `streams` at wiring, so that no business transaction has to, and
+    /// refuses other counts than the recorded ones at once.
+    pub async fn declare(&self, tx: &Tx<'_>, streams: &[&str]) -> Result<(), OutboxError> {
+        for stream in streams {
+            declare_stream(tx, stream, self.partitions().of(stream)).await?;
+        }
+        Ok(())
+    }
+
     /// Appends `drafts` in order. Call it AFTER the changed row was locked or updated. On an error the
     /// transaction must be rolled back.
     pub async fn append(&self, tx: &Tx<'_>, drafts: &[Draft]) -> Result<(), OutboxError> {

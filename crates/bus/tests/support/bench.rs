@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tidemark_bus::Bus;
 use tidemark_bus::dlq::Desk;
 use tidemark_bus::nats::{NatsBus, NatsOptions};
 use tidemark_bus::redis::RedisBus;
@@ -26,23 +27,26 @@ pub enum Engine {
 impl Bench {
     pub async fn new(engine: Engine) -> anyhow::Result<Self> {
         let mut rig = Rig::postgres().await?;
-        let (db, tails) = (rig.db.clone(), rig.tails.clone());
         let server = match engine {
             Engine::Postgres => None,
-            Engine::Nats => {
-                let server = Server::start(Kind::Nats)?;
-                let url = RedactedUrl::parse(&server.url())?;
-                rig.bus = Arc::new(NatsBus::connect(&url, NatsOptions::default(), db, tails).await?);
-                Some(server)
-            }
-            Engine::Redis => {
-                let server = Server::start(Kind::Redis)?;
-                let url = RedactedUrl::parse(&server.url())?;
-                rig.bus = Arc::new(RedisBus::connect(&url, "tm", db, tails).await?);
-                Some(server)
-            }
+            Engine::Nats => Some(Server::start(Kind::Nats)?),
+            Engine::Redis => Some(Server::start(Kind::Redis)?),
         };
+        if let Some(server) = &server {
+            rig.bus = Self::bus(engine, server, &rig).await?;
+        }
         Ok(Self { rig, server })
+    }
+
+    /// The engine on `server` for the database of `rig`.
+    pub async fn bus(engine: Engine, server: &Server, rig: &Rig) -> anyhow::Result<Arc<dyn Bus>> {
+        let (db, tails) = (rig.db.clone(), rig.tails.clone());
+        let url = RedactedUrl::parse(&server.url())?;
+        Ok(match engine {
+            Engine::Postgres => rig.bus.clone(),
+            Engine::Nats => Arc::new(NatsBus::connect(&url, NatsOptions::default(), db, tails).await?),
+            Engine::Redis => Arc::new(RedisBus::connect(&url, "tm", db, tails).await?),
+        })
     }
 
     /// Every key gets these values, each round in one transaction.

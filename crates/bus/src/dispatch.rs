@@ -379,7 +379,11 @@ impl Shared {
             match measured.await {
                 Ok((lags, depths)) => {
                     report_lags(&lags, &mut crossed);
-                    for (handler, depth) in depths {
+                    // An emptied DLQ must be seen to be empty.
+                    let mut all: BTreeMap<String, u64> =
+                        lags.into_iter().map(|lag| (lag.handler, 0)).collect();
+                    all.extend(depths);
+                    for (handler, depth) in all {
                         metrics::gauge!(metric::DLQ_DEPTH, "handler" => handler)
                             .set(f64::from(u32::try_from(depth).unwrap_or(u32::MAX)));
                     }

@@ -112,6 +112,11 @@ pub trait Bus: Send + Sync + 'static {
     fn is_log(&self) -> bool {
         false
     }
+    /// Called by a relay that has just become the owner. Names what it publishes to, lineage included: what
+    /// was acknowledged under another name is published again.
+    async fn begin(&self) -> Result<String, BusError> {
+        Ok(self.engine().to_owned())
+    }
     /// Returns when all are acknowledged. Events of one partition come in order of their numbers.
     /// Publishing a number again changes nothing for consumers.
     async fn publish(&self, events: &[Numbered]) -> Result<(), BusError>;

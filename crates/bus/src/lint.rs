@@ -154,15 +154,18 @@ fn compare(name: &str, published: &Value, new: &Validator) -> Result<Vec<Refusal
             continue;
         }
         compared += 1;
-        let Some(error) = new.iter_errors(&sample).next() else {
-            continue;
-        };
-        let rule = rule_of(error.kind().keyword());
-        let detail = format!("at {:?}: {}", error.instance_path().to_string(), error.masked());
-        drop(error);
-        if !refusals.iter().any(|known| known.rule == rule && known.detail == detail) {
-            let counterexample = Some(sample);
-            refusals.push(Refusal { schema: name.to_owned(), rule, detail, counterexample });
+        let errors: Vec<(Rule, String)> = new
+            .iter_errors(&sample)
+            .map(|error| {
+                let detail = format!("at {:?}: {}", error.instance_path().to_string(), error.masked());
+                (rule_of(error.kind().keyword()), detail)
+            })
+            .collect();
+        for (rule, detail) in errors {
+            if !refusals.iter().any(|known| known.rule == rule && known.detail == detail) {
+                let counterexample = Some(sample.clone());
+                refusals.push(Refusal { schema: name.to_owned(), rule, detail, counterexample });
+            }
         }
     }
     if compared == 0 {
@@ -558,7 +561,7 @@ mod tests {
                 properties.insert("identity".to_owned(), id);
                 schema["required"] = json!(["identity", "kind", "inner"]);
             },
-            &[Rule::RemovedField],
+            &[Rule::RequiredField, Rule::RemovedField],
         );
     }
     #[test]

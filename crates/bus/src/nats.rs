@@ -38,7 +38,7 @@ fn fail<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> BusError {
 /// How streams are made.
 #[derive(Debug, Clone)]
 pub struct NatsOptions {
-    /// Streams are `PREFIX_SERVICE`, subjects `prefix.service.part`.
+    /// Streams are `PREFIX_SERVICE_LINEAGE`, subjects `prefix.service.lineage.part`.
     pub prefix: String,
     /// Copies in a cluster; three in production.
     pub replicas: usize,
@@ -79,6 +79,8 @@ struct NatsOpener {
     db: Db,
     /// Streams known to exist; forgotten when a publish says otherwise.
     made: Mutex<HashSet<String>>,
+    /// The lineage published to; read anew by every owner.
+    lineage: Mutex<Option<String>>,
 }
 
 impl NatsBus {
@@ -105,14 +107,21 @@ impl NatsBus {
             .ack_timeout(ANSWER_WAIT)
             .max_ack_inflight(IN_FLIGHT_MAX * 2)
             .build(client);
-        let opener = NatsOpener { context, options, db: db.clone(), made: Mutex::default() };
+        let opener = NatsOpener {
+            context,
+            options,
+            db: db.clone(),
+            made: Mutex::default(),
+            lineage: Mutex::default(),
+        };
         Ok(Self { db, tails, opener: Arc::new(opener) })
     }
 
     async fn send(&self, events: &[Numbered]) -> Result<(), BusError> {
         let opener = &self.opener;
+        let lineage = opener.lineage().await?;
         for stream in events.iter().map(|event| event.stream.as_str()).collect::<HashSet<_>>() {
-            opener.ensure(stream).await?;
+            opener.ensure(&lineage, stream).await?;
         }
         for chunk in events.chunks(IN_FLIGHT_MAX) {
             let mut acks = Vec::with_capacity(chunk.len());
@@ -123,9 +132,9 @@ impl NatsBus {
                 // The number names the event; the server drops repetitions for its two minutes.
                 headers.insert(
                     async_nats::header::NATS_MESSAGE_ID,
-                    format!("{}.{}.{}", event.stream, event.part, event.pseq),
+                    format!("{lineage}.{}.{}.{}", event.stream, event.part, event.pseq),
                 );
-                let subject = opener.subject(&event.stream, event.part);
+                let subject = opener.subject(&lineage, &event.stream, event.part);
                 let ack = opener
                     .context
                     .publish_with_headers(subject, headers, event.body.clone())
@@ -142,17 +151,28 @@ impl NatsBus {
 }
 
 impl NatsOpener {
-    fn stream_name(&self, stream: &str) -> String {
-        format!("{}_{}", self.options.prefix, stream).to_uppercase().replace(['.', ' '], "_")
+    async fn lineage(&self) -> Result<String, BusError> {
+        let known = self.lineage.lock().expect("no panic while held").clone();
+        match known {
+            Some(lineage) => Ok(lineage),
+            None => {
+                let lineage = buslog::lineage(&self.db.conn().await?).await?;
+                *self.lineage.lock().expect("no panic while held") = Some(lineage.clone());
+                Ok(lineage)
+            }
+        }
     }
-    fn subject(&self, stream: &str, part: u16) -> String {
-        format!("{}.{stream}.{part}", self.options.prefix)
+    fn stream_name(&self, lineage: &str, stream: &str) -> String {
+        format!("{}_{stream}_{lineage}", self.options.prefix).to_uppercase().replace(['.', ' '], "_")
     }
-    async fn make(&self, stream: &str) -> Result<Stream, BusError> {
+    fn subject(&self, lineage: &str, stream: &str, part: u16) -> String {
+        format!("{}.{stream}.{lineage}.{part}", self.options.prefix)
+    }
+    async fn make(&self, lineage: &str, stream: &str) -> Result<Stream, BusError> {
         self.context
             .get_or_create_stream(Config {
-                name: self.stream_name(stream),
-                subjects: vec![format!("{}.{stream}.*", self.options.prefix)],
+                name: self.stream_name(lineage, stream),
+                subjects: vec![format!("{}.{stream}.{lineage}.*", self.options.prefix)],
                 storage: StorageType::File,
                 num_replicas: self.options.replicas,
                 max_age: self.options.max_age,
@@ -162,10 +182,11 @@ impl NatsOpener {
             .await
             .map_err(fail("make a stream"))
     }
-    async fn ensure(&self, stream: &str) -> Result<(), BusError> {
-        if !self.made.lock().expect("no panic while held").contains(stream) {
-            self.make(stream).await?;
-            self.made.lock().expect("no panic while held").insert(stream.to_owned());
+    async fn ensure(&self, lineage: &str, stream: &str) -> Result<(), BusError> {
+        let name = self.stream_name(lineage, stream);
+        if !self.made.lock().expect("no panic while held").contains(&name) {
+            self.make(lineage, stream).await?;
+            self.made.lock().expect("no panic while held").insert(name);
         }
         Ok(())
     }
@@ -179,6 +200,10 @@ impl Bus for NatsBus {
     fn engine(&self) -> &'static str {
         ENGINE
     }
+    async fn begin(&self) -> Result<String, BusError> {
+        *self.opener.lineage.lock().expect("no panic while held") = None;
+        Ok(format!("{ENGINE}:{}", self.opener.lineage().await?))
+    }
     async fn publish(&self, events: &[Numbered]) -> Result<(), BusError> {
         let sent = self.send(events).await;
         if sent.is_err() {
@@ -188,14 +213,8 @@ impl Bus for NatsBus {
     }
     async fn subscribe(&self, stream: &str, part: u16, after: i64) -> Result<Box<dyn Consumer>, BusError> {
         let (db, tails) = (self.db.clone(), Arc::clone(&self.tails));
-        Ok(Box::new(Refilling::new(
-            db,
-            tails,
-            Arc::clone(&self.opener) as Arc<dyn Open>,
-            stream,
-            part,
-            after,
-        )))
+        let opener: Arc<dyn Open> = self.opener.clone();
+        Ok(Box::new(Refilling::new(db, tails, opener, stream, part, after)))
     }
 }
 
@@ -205,7 +224,8 @@ impl Open for NatsOpener {
         ENGINE
     }
     async fn open(&self, stream: &str, part: u16, after: i64) -> Result<Box<dyn Source>, BusError> {
-        let made = self.make(stream).await?;
+        let lineage = buslog::lineage(&self.db.conn().await?).await?;
+        let made = self.make(&lineage, stream).await?;
         let deliver_policy = if after == 0 {
             DeliverPolicy::All
         } else {
@@ -215,7 +235,7 @@ impl Open for NatsOpener {
             DeliverPolicy::ByStartTime { start_time: first - CLOCK_SKEW }
         };
         let config = OrderedConfig {
-            filter_subject: self.subject(stream, part),
+            filter_subject: self.subject(&lineage, stream, part),
             deliver_policy,
             ..OrderedConfig::default()
         };
@@ -233,10 +253,7 @@ struct NatsSource {
 impl Source for NatsSource {
     async fn read(&mut self, at_most: usize, wait: Duration) -> Result<Vec<Raw>, BusError> {
         let mut raws = Vec::new();
-        let mut next = match tokio::time::timeout(wait, self.messages.next()).await {
-            Ok(next) => Some(next),
-            Err(_) => None,
-        };
+        let mut next = tokio::time::timeout(wait, self.messages.next()).await.ok();
         while let Some(message) = next {
             let message = message
                 .ok_or_else(|| BusError::engine(ENGINE, "read", "the consumer ended"))?

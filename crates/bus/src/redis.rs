@@ -1,8 +1,9 @@
 //! Redis Streams: one key per partition, entry ids `pseq-0`. Redis refuses an id that is not larger than
-//! the last, which makes publishing twice harmless. Ordered consumers read by position (XREAD); unordered
+//! the last, which makes publishing twice harmless; keys carry the database's lineage, so that numbers of
+//! another history are never taken for ours. Ordered consumers read by position (XREAD); unordered
 //! tasks may share a consumer group ([`TaskGroup`]).
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
@@ -10,7 +11,7 @@ use ::redis::streams::{StreamAutoClaimReply, StreamReadReply};
 use ::redis::{AsyncConnectionConfig, Client, RedisError, RedisResult, Value};
 use async_trait::async_trait;
 use tidemark_model::redact::RedactedUrl;
-use tidemark_store::Db;
+use tidemark_store::{Db, buslog};
 
 use crate::refill::{Open, Raw, Refilling, Source};
 use crate::tail::Tails;
@@ -29,8 +30,8 @@ fn fail(what: &'static str) -> impl Fn(RedisError) -> BusError {
     move |error| BusError::engine(ENGINE, what, error)
 }
 
-fn key_of(prefix: &str, stream: &str, part: u16) -> String {
-    format!("{prefix}:{stream}:{part}")
+fn key_of(prefix: &str, lineage: &str, stream: &str, part: u16) -> String {
+    format!("{prefix}:{lineage}:{stream}:{part}")
 }
 
 /// Redis as a bus.
@@ -41,6 +42,8 @@ pub struct RedisBus {
     opener: Arc<RedisOpener>,
     /// The connection that publishes; made again after an error.
     publisher: Arc<tokio::sync::Mutex<Option<MultiplexedConnection>>>,
+    /// The lineage published to; read anew by every owner.
+    lineage: Arc<Mutex<Option<String>>>,
 }
 
 impl std::fmt::Debug for RedisBus {
@@ -52,6 +55,7 @@ impl std::fmt::Debug for RedisBus {
 struct RedisOpener {
     client: Client,
     prefix: String,
+    db: Db,
 }
 
 impl RedisOpener {
@@ -83,8 +87,8 @@ impl RedisBus {
         tails: Arc<Tails>,
     ) -> Result<Self, BusError> {
         let client = Client::open(url.expose().as_str()).map_err(fail("read its address"))?;
-        let opener = Arc::new(RedisOpener { client, prefix: prefix.to_owned() });
-        let bus = Self { db, tails, opener, publisher: Arc::default() };
+        let opener = Arc::new(RedisOpener { client, prefix: prefix.to_owned(), db: db.clone() });
+        let bus = Self { db, tails, opener, publisher: Arc::default(), lineage: Arc::default() };
         match bus.persistence().await {
             Ok(Persistence::AppendOnly) => {}
             Ok(Persistence::Volatile) => tracing::warn!(
@@ -117,7 +121,20 @@ impl RedisBus {
         })
     }
 
+    async fn lineage(&self) -> Result<String, BusError> {
+        let known = self.lineage.lock().expect("no panic while held").clone();
+        match known {
+            Some(lineage) => Ok(lineage),
+            None => {
+                let lineage = buslog::lineage(&self.db.conn().await?).await?;
+                *self.lineage.lock().expect("no panic while held") = Some(lineage.clone());
+                Ok(lineage)
+            }
+        }
+    }
+
     async fn send(&self, events: &[Numbered]) -> Result<(), BusError> {
+        let lineage = self.lineage().await?;
         let mut publisher = self.publisher.lock().await;
         let mut connection = match publisher.take() {
             Some(connection) => connection,
@@ -128,7 +145,7 @@ impl RedisBus {
             pipe.ignore_errors();
             for event in chunk {
                 pipe.cmd("XADD")
-                    .arg(key_of(&self.opener.prefix, &event.stream, event.part))
+                    .arg(key_of(&self.opener.prefix, &lineage, &event.stream, event.part))
                     .arg(format!("{}-0", event.pseq))
                     .arg(FIELD)
                     .arg(event.body.as_ref());
@@ -158,24 +175,23 @@ impl Bus for RedisBus {
     fn engine(&self) -> &'static str {
         ENGINE
     }
+    async fn begin(&self) -> Result<String, BusError> {
+        *self.lineage.lock().expect("no panic while held") = None;
+        Ok(format!("{ENGINE}:{}", self.lineage().await?))
+    }
     async fn publish(&self, events: &[Numbered]) -> Result<(), BusError> {
         self.send(events).await
     }
     async fn subscribe(&self, stream: &str, part: u16, after: i64) -> Result<Box<dyn Consumer>, BusError> {
         let (db, tails) = (self.db.clone(), Arc::clone(&self.tails));
-        Ok(Box::new(Refilling::new(
-            db,
-            tails,
-            Arc::clone(&self.opener) as Arc<dyn Open>,
-            stream,
-            part,
-            after,
-        )))
+        let opener: Arc<dyn Open> = self.opener.clone();
+        Ok(Box::new(Refilling::new(db, tails, opener, stream, part, after)))
     }
     async fn trim(&self, stream: &str, part: u16, through: i64) -> Result<(), BusError> {
+        let lineage = self.lineage().await?;
         let mut connection = self.opener.connect().await?;
         ::redis::cmd("XTRIM")
-            .arg(key_of(&self.opener.prefix, stream, part))
+            .arg(key_of(&self.opener.prefix, &lineage, stream, part))
             .arg("MINID")
             .arg("~")
             .arg(format!("{}-0", through.saturating_add(1)))
@@ -194,7 +210,12 @@ impl Open for RedisOpener {
     async fn open(&self, stream: &str, part: u16, after: i64) -> Result<Box<dyn Source>, BusError> {
         // A connection of its own: a blocking read would hold up everybody else's commands.
         let connection = self.connect().await?;
-        Ok(Box::new(RedisSource { connection, key: key_of(&self.prefix, stream, part), position: after }))
+        let lineage = buslog::lineage(&self.db.conn().await?).await?;
+        Ok(Box::new(RedisSource {
+            connection,
+            key: key_of(&self.prefix, &lineage, stream, part),
+            position: after,
+        }))
     }
 }
 
@@ -274,7 +295,7 @@ impl TaskGroup {
         consumer: &str,
     ) -> Result<Self, BusError> {
         let mut connection = bus.opener.connect().await?;
-        let key = key_of(&bus.opener.prefix, stream, part);
+        let key = key_of(&bus.opener.prefix, &bus.lineage().await?, stream, part);
         let made: RedisResult<Value> = ::redis::cmd("XGROUP")
             .arg("CREATE")
             .arg(&key)

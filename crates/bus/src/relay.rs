@@ -3,7 +3,7 @@
 //! same numbers again; consumers drop them. Rows are never marked or deleted.
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -74,6 +74,8 @@ pub struct Relay {
     options: RelayOptions,
     handle: RelayHandle,
     numbered: Notify,
+    /// What the engine called itself when this relay became the owner.
+    label: Mutex<String>,
 }
 
 impl std::fmt::Debug for Relay {
@@ -85,7 +87,8 @@ impl std::fmt::Debug for Relay {
 impl Relay {
     /// A relay from the outbox in `db` to `bus`; `tails` is shared with the consumers of this process.
     pub fn new(db: Db, bus: Arc<dyn Bus>, tails: Arc<Tails>, options: RelayOptions) -> Self {
-        Self { db, bus, tails, options, handle: RelayHandle::default(), numbered: Notify::new() }
+        let label = Mutex::new(bus.engine().to_owned());
+        Self { db, bus, tails, options, handle: RelayHandle::default(), numbered: Notify::new(), label }
     }
 
     /// The way to wake it.
@@ -143,10 +146,12 @@ impl Relay {
         let Some(mut lease) = claimed else {
             return Ok(None);
         };
+        let label = self.bus.begin().await?;
+        *self.label.lock().expect("no panic while held") = label.clone();
         if lease.restored {
             let tx = conn.tx().await?;
             tx.batch("allow a long statement", "set local statement_timeout = 0").await?;
-            let rows = buslog::drain_restored(&tx, lease.epoch, self.bus.engine()).await?;
+            let rows = buslog::drain_restored(&tx, lease.epoch, &label).await?;
             tx.commit().await?;
             lease.restored = false;
             tracing::warn!(
@@ -156,7 +161,7 @@ impl Relay {
                 "Numbered a restored outbox by sequence."
             );
         }
-        let changed = buslog::adopt_engine(&conn, lease.epoch, self.bus.engine()).await?;
+        let changed = buslog::adopt_engine(&conn, lease.epoch, &label).await?;
         if changed > 0 && !self.bus.is_log() {
             tracing::warn!(
                 partitions = changed,
@@ -187,6 +192,7 @@ impl Relay {
         let mut wait = self.options.busy_wait;
         loop {
             let numbered = self.number(lease).await?;
+            self.tails.feed();
             if self.bus.is_log() {
                 let oldest = numbered.oldest.map_or(0.0, age_seconds);
                 metrics::gauge!(metric::OUTBOX_LAG_SECONDS).set(oldest);
@@ -206,6 +212,10 @@ impl Relay {
         }
     }
 
+    fn label(&self) -> String {
+        self.label.lock().expect("no panic while held").clone()
+    }
+
     /// Numbers what is new, at most one transaction's worth.
     pub async fn number(&self, lease: RelayLease) -> Result<NumberedRows, BusError> {
         let mut conn = self.db.conn().await?;
@@ -215,7 +225,7 @@ impl Relay {
         let tx = conn.tx().await?;
         let options = &self.options;
         let numbered =
-            buslog::number(&tx, lease.epoch, self.bus.engine(), options.window_rows_max, options.lease_ttl)
+            buslog::number(&tx, lease.epoch, &self.label(), options.window_rows_max, options.lease_ttl)
                 .await?;
         tx.commit().await?;
         if numbered.rows > 0 {
@@ -288,7 +298,7 @@ impl Relay {
             return Ok(0);
         }
         self.bus.publish(&events).await?;
-        buslog::set_published(&conn, lease.epoch, self.bus.engine(), &reached).await?;
+        buslog::set_published(&conn, lease.epoch, &self.label(), &reached).await?;
         let count = u64::try_from(events.len()).unwrap_or(u64::MAX);
         metrics::counter!(metric::EVENT_PUBLISH_RATE, "engine" => self.bus.engine()).increment(count);
         Ok(count)

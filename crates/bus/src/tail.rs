@@ -17,11 +17,16 @@ pub struct Tails {
     changed: Notify,
     /// Held by the waiter whose turn it is to ask the database.
     turn: tokio::sync::Mutex<Option<Instant>>,
-    interval: Duration,
+    /// When a relay of this process last said that it is at work.
+    fed: Mutex<Option<Instant>>,
 }
 
 /// Between two questions to the database: the latency of a consumer whose relay is in another process.
 const INTERVAL: Duration = Duration::from_millis(50);
+/// The same while a relay of this process tells its news at once.
+const FED_INTERVAL: Duration = Duration::from_secs(1);
+/// A relay that says nothing for this long is not at work.
+const FED_FOR: Duration = Duration::from_secs(2);
 
 impl std::fmt::Debug for Tails {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -37,7 +42,7 @@ impl Tails {
             heads: Mutex::default(),
             changed: Notify::new(),
             turn: tokio::sync::Mutex::default(),
-            interval: INTERVAL,
+            fed: Mutex::default(),
         }
     }
 
@@ -45,6 +50,16 @@ impl Tails {
     pub fn known(&self, stream: &str, part: u16) -> i64 {
         let heads = self.heads.lock().expect("no panic while held");
         heads.get(stream).and_then(|parts| parts.get(usize::from(part))).copied().unwrap_or(0)
+    }
+
+    /// A relay of this process is at work: its news come at once.
+    pub(crate) fn feed(&self) {
+        *self.fed.lock().expect("no panic while held") = Some(Instant::now());
+    }
+
+    fn interval(&self) -> Duration {
+        let fed = *self.fed.lock().expect("no panic while held");
+        if fed.is_some_and(|at| at.elapsed() < FED_FOR) { FED_INTERVAL } else { INTERVAL }
     }
 
     /// Takes in new heads and wakes everybody who waits.
@@ -97,7 +112,7 @@ impl Tails {
     pub(crate) async fn head(&self, stream: &str, part: u16) -> Result<i64, StoreError> {
         // Somebody else is asking: what was known a moment ago is good enough.
         if let Ok(mut turn) = self.turn.try_lock()
-            && turn.is_none_or(|last| last.elapsed() >= self.interval)
+            && turn.is_none_or(|last| last.elapsed() >= self.interval())
         {
             *turn = Some(Instant::now());
             let heads = buslog::heads(&self.db.conn().await?).await?;
@@ -110,7 +125,7 @@ impl Tails {
     async fn ask(&self) -> Result<(), StoreError> {
         let mut turn = self.turn.lock().await;
         if let Some(last) = *turn {
-            tokio::time::sleep_until(last + self.interval).await;
+            tokio::time::sleep_until(last + self.interval()).await;
         }
         *turn = Some(Instant::now());
         let heads = buslog::heads(&self.db.conn().await?).await?;

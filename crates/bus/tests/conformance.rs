@@ -8,10 +8,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::ensure;
+use support::bench::{Bench, Disk, Engine};
 use support::server::{Kind, Server};
 use support::{PARTS, RECORDER, Recorder, Rig, STREAM, keys, wait_for};
-use tidemark_bus::dlq::{self, Desk, RetryOptions};
-use tidemark_bus::nats::{NatsBus, NatsOptions};
+use tidemark_bus::dlq::{self, RetryOptions};
 use tidemark_bus::redis::{Persistence, RedisBus, TaskGroup};
 use tidemark_bus::replay::{ReplayRequest, Selector, replay};
 use tidemark_bus::{Bus, Numbered};
@@ -19,79 +19,6 @@ use tidemark_model::redact::RedactedUrl;
 use tidemark_store::buslog;
 use tidemark_store::dlq::Filter;
 use time::OffsetDateTime;
-
-/// A rig and the broker below it.
-struct Bench {
-    rig: Rig,
-    server: Option<Server>,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Engine {
-    Postgres,
-    Nats,
-    Redis,
-}
-
-impl Bench {
-    async fn new(engine: Engine) -> anyhow::Result<Self> {
-        let mut rig = Rig::postgres().await?;
-        let (db, tails) = (rig.db.clone(), rig.tails.clone());
-        let server = match engine {
-            Engine::Postgres => None,
-            Engine::Nats => {
-                let server = Server::start(Kind::Nats)?;
-                let url = RedactedUrl::parse(&server.url())?;
-                rig.bus = Arc::new(NatsBus::connect(&url, NatsOptions::default(), db, tails).await?);
-                Some(server)
-            }
-            Engine::Redis => {
-                let server = Server::start(Kind::Redis)?;
-                let url = RedactedUrl::parse(&server.url())?;
-                rig.bus = Arc::new(RedisBus::connect(&url, "tm", db, tails).await?);
-                Some(server)
-            }
-        };
-        Ok(Self { rig, server })
-    }
-
-    /// Every key gets these values, each round in one transaction.
-    async fn emit(&self, keys: &[String], values: std::ops::RangeInclusive<i64>) -> anyhow::Result<()> {
-        for value in values {
-            let pairs: Vec<(&str, i64)> = keys.iter().map(|key| (key.as_str(), value)).collect();
-            self.rig.emit(&pairs).await?;
-        }
-        Ok(())
-    }
-
-    /// Ends the broker and starts it again. Without a broker: ends every connection to the database.
-    async fn restart(&mut self, disk: Disk) -> anyhow::Result<()> {
-        match &mut self.server {
-            Some(server) => {
-                server.kill()?;
-                if matches!(disk, Disk::Lost) {
-                    server.wipe()?;
-                }
-                server.launch()
-            }
-            None => {
-                let ended = "select pg_terminate_backend(pid) from pg_stat_activity
-                             where datname = current_database() and pid <> pg_backend_pid()";
-                self.rig.sql(ended).await
-            }
-        }
-    }
-
-    fn desk(&self, handler: Arc<Recorder>) -> Desk {
-        Desk { db: self.rig.db.clone(), registry: self.rig.registry.clone(), handlers: vec![handler] }
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Disk {
-    Kept,
-    Lost,
-}
 
 async fn order_per_key_and_no_loss(engine: Engine) -> anyhow::Result<()> {
     let bench = Bench::new(engine).await?;
@@ -408,4 +335,33 @@ async fn redis_says_what_its_disk_is_worth_and_shares_tasks() -> anyhow::Result<
     let reclaimed = two.reclaim(Duration::ZERO, 10).await?;
     assert!(reclaimed.tasks.iter().any(|task| task.id == first[1].id), "{reclaimed:?}");
     Ok(())
+}
+
+/// The numbers an engine holds of another history must never be taken for ours.
+async fn numbers_of_another_history_are_not_read(engine: Engine) -> anyhow::Result<()> {
+    let bench = Bench::new(engine).await?;
+    let (relay, handler) = (bench.rig.run_relay(), bench.rig.run_handler(Arc::new(Recorder::default())));
+    bench.rig.emit(&[("a", 100), ("a", 101)]).await?;
+    bench.rig.caught_up(RECORDER, 2).await?;
+    handler.stop().await?;
+    relay.stop().await?;
+    // Another database on the same broker gives the same numbers to other events.
+    let mut other = Bench { rig: Rig::postgres().await?, server: None };
+    let server = bench.server.as_ref().expect("a broker");
+    other.rig.bus = Bench::bus(engine, server, &other.rig).await?;
+    let (relay, handler) = (other.rig.run_relay(), other.rig.run_handler(Arc::new(Recorder::default())));
+    other.rig.emit(&[("a", 1), ("a", 2), ("a", 3)]).await?;
+    other.rig.caught_up(RECORDER, 3).await?;
+    other.rig.assert_once_in_order(RECORDER, &["a".to_owned()], 3).await?;
+    handler.stop().await?;
+    relay.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nats_does_not_mix_histories() -> anyhow::Result<()> {
+    numbers_of_another_history_are_not_read(Engine::Nats).await
+}
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_does_not_mix_histories() -> anyhow::Result<()> {
+    numbers_of_another_history_are_not_read(Engine::Redis).await
 }

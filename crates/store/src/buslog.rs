@@ -58,16 +58,15 @@ async fn ensure_day(conn: &Conn, table: &str, day: Date) -> Result<(), StoreErro
     }
     let next = day + time::Duration::days(1);
     // Only identifiers and dates of our own making. A short wait for the lock: events go to the default
-    // partition meanwhile, and nobody queues behind us (pitfall A19).
+    // partition meanwhile, and nobody queues behind us (pitfall A19). One message, so it is one transaction
+    // that the server itself ends: a caller that goes away leaves no open transaction in the pool.
     let sql = format!(
-        "begin; set local lock_timeout = '1s'; \
-         create table if not exists {name} partition of system.{table} for values from ('{day}') to ('{next}'); \
-         commit"
+        "set local lock_timeout = '1s'; \
+         create table if not exists {name} partition of system.{table} for values from ('{day}') to ('{next}')"
     );
     match conn.batch("make a day partition", &sql).await {
         Ok(()) => Ok(()),
         Err(error) => {
-            conn.batch("roll back", "rollback").await?;
             use tokio_postgres::error::SqlState;
             let harmless = [
                 SqlState::DUPLICATE_TABLE,
@@ -182,6 +181,18 @@ const MOVE_CURSOR: &str = "
 /// This cluster's own name; a dump restored elsewhere has another one.
 pub async fn system_identifier(conn: &Conn) -> Result<String, StoreError> {
     Ok(conn.query_one("read the cluster's identity", SYSTEM_IDENTIFIER, &[]).await?.get(0))
+}
+
+const LINEAGE: &str = "
+    select s.system_identifier::text || '.' || c.timeline_id::text || '.' || d.oid::text
+    from pg_control_system() s, pg_control_checkpoint() c, pg_database d where d.datname = current_database()";
+
+/// Names this history of this database, in a few letters. A dump restored elsewhere, a point-in-time
+/// recovery and a promoted replica are other histories: the numbers an engine holds of the old one may
+/// belong to other events, so they must never be read as ours.
+pub async fn lineage(conn: &Conn) -> Result<String, StoreError> {
+    let name: String = conn.query_one("read the database's lineage", LINEAGE, &[]).await?.get(0);
+    Ok(format!("{:08x}", tidemark_model::partition::fnv1a(name.as_bytes())))
 }
 
 /// The relay's right to number events.

@@ -106,12 +106,18 @@ impl OutboxError {
 pub struct Partitions {
     default: u16,
     per_stream: BTreeMap<String, u16>,
+    /// Large tenants with a partition of their own, after the hashed ones (S2 §15).
+    tenants: Vec<String>,
 }
 
 impl Default for Partitions {
     /// Twelve everywhere (S2 §15); `projection` has one, its numbers are the live stream's ids.
     fn default() -> Self {
-        Self { default: PARTITIONS_DEFAULT, per_stream: BTreeMap::from([("projection".to_owned(), 1)]) }
+        Self {
+            default: PARTITIONS_DEFAULT,
+            per_stream: BTreeMap::from([("projection".to_owned(), 1)]),
+            tenants: Vec::new(),
+        }
     }
 }
 
@@ -126,9 +132,28 @@ impl Partitions {
         self.per_stream.insert(stream.to_owned(), parts.clamp(1, PARTITIONS_MAX));
         self
     }
-    /// Partitions of `stream`.
+    /// The same with a partition of its own for a large tenant, in every stream but `projection`.
+    #[must_use]
+    pub fn with_tenant(mut self, tenant: &str) -> Self {
+        self.tenants.push(tenant.to_owned());
+        self
+    }
+    /// Partitions of `stream`, those of large tenants included.
     pub fn of(&self, stream: &str) -> u16 {
+        let tenants = if stream == "projection" { 0 } else { self.tenants.len() };
+        self.hashed(stream).saturating_add(u16::try_from(tenants).unwrap_or(u16::MAX)).min(PARTITIONS_MAX)
+    }
+    fn hashed(&self, stream: &str) -> u16 {
         self.per_stream.get(stream).copied().unwrap_or(self.default)
+    }
+    /// Where an event goes: a large tenant's own partition, or the hash of the key.
+    pub fn place(&self, stream: &str, tenant: &str, key: &str) -> u16 {
+        let hashed = self.hashed(stream);
+        let own = self.tenants.iter().position(|large| large == tenant);
+        match own.and_then(|place| u16::try_from(place).ok()).filter(|_| stream != "projection") {
+            Some(place) => hashed.saturating_add(place).min(PARTITIONS_MAX - 1),
+            None => partition_of(key, hashed),
+        }
     }
 }
 
@@ -218,6 +243,15 @@ impl Emitter {
         &self.inner.options.partitions
     }
 
+    /// Records the partition counts of `streams` at wiring, so that no business transaction has to, and
+    /// refuses other counts than the recorded ones at once.
+    pub async fn declare(&self, tx: &Tx<'_>, streams: &[&str]) -> Result<(), OutboxError> {
+        for stream in streams {
+            declare_stream(tx, stream, self.partitions().of(stream)).await?;
+        }
+        Ok(())
+    }
+
     /// Appends `drafts` in order. Call it AFTER the changed row was locked or updated. On an error the
     /// transaction must be rolled back.
     pub async fn append(&self, tx: &Tx<'_>, drafts: &[Draft]) -> Result<(), OutboxError> {
@@ -234,12 +268,8 @@ impl Emitter {
             let text = to_text(draft, &envelope)?;
             let stream = draft.subject.service();
             self.agree(tx, stream).await?;
-            rows.push(
-                draft,
-                &envelope,
-                text,
-                partition_of(&draft.partition_key, self.partitions().of(stream)),
-            );
+            let part = self.partitions().place(stream, &envelope.tenant_id, &draft.partition_key);
+            rows.push(draft, &envelope, text, part);
         }
         let options = &self.inner.options;
         tx.execute(
@@ -404,6 +434,19 @@ mod tests {
         assert_eq!(Partitions::with_default(3).of("projection"), 1);
         assert_eq!(Partitions::with_default(3).with("chain", 5).of("chain"), 5);
         assert_eq!(Partitions::with_default(0).of("ledger"), 1);
+    }
+
+    #[test]
+    fn a_large_tenant_has_a_partition_of_its_own_and_moves_nobody_else() {
+        let plain = Partitions::with_default(4);
+        let large = plain.clone().with_tenant("acme");
+        assert_eq!(large.of("chain"), 5);
+        assert_eq!(large.of("projection"), 1);
+        assert_eq!(large.place("chain", "acme", "any"), 4);
+        assert_eq!(large.place("projection", "acme", "any"), 0);
+        for key in ["a", "b", "c"] {
+            assert_eq!(large.place("chain", "other", key), plain.place("chain", "other", key));
+        }
     }
 
     #[test]

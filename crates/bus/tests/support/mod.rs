@@ -1,6 +1,7 @@
 //! What the tests of the backbone share: a database, an emitter, a handler that writes down what it did.
 #![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
 
+pub mod bench;
 pub mod server;
 
 use std::collections::BTreeMap;
@@ -19,8 +20,8 @@ use tidemark_bus::{Bus, BusError};
 use tidemark_model::envelope::Draft;
 use tidemark_model::redact::RedactedUrl;
 use tidemark_model::subject::Subject;
-use tidemark_store::outbox::{Emitter, EmitterOptions, Partitions};
-use tidemark_store::{Db, DbOptions, Tx};
+use tidemark_store::outbox::{Emitter, EmitterOptions, OutboxError, Partitions};
+use tidemark_store::{Db, DbOptions, StoreError, Tx, Verdict};
 use tidemark_testkit::pg::TestDb;
 use time::OffsetDateTime;
 use tokio::task::JoinSet;
@@ -78,7 +79,19 @@ impl Rig {
         let drafts: Vec<Draft> = pairs.iter().map(|(key, value)| draft(key, *value)).collect();
         self.emit_drafts(&drafts).await
     }
+    /// Repeats the transaction when the database was away, as a producer does: the ids stay the same.
     pub async fn emit_drafts(&self, drafts: &[Draft]) -> anyhow::Result<()> {
+        let started = Instant::now();
+        loop {
+            match self.try_emit(drafts).await {
+                Err(error) if is_transient(&error) && started.elapsed() < PATIENCE => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                other => return other,
+            }
+        }
+    }
+    async fn try_emit(&self, drafts: &[Draft]) -> anyhow::Result<()> {
         let mut conn = self.db.conn().await?;
         let tx = conn.tx().await?;
         self.emitter.append(&tx, drafts).await?;
@@ -109,12 +122,11 @@ impl Rig {
     }
     /// Waits until every position of `handler` is at its head and there are at least `events` events.
     pub async fn caught_up(&self, handler: &str, events: i64) -> anyhow::Result<()> {
-        let conn = self.db.conn().await?;
         wait_for(&format!("{handler} to handle {events} events"), async || {
             let sql = "select coalesce(sum(c.pseq), 0)::bigint, coalesce(sum(b.next_pseq - 1), 0)::bigint
                        from system.consumer_positions c
                        left join system.bus_partitions b using (stream, part) where c.handler_kind = $1";
-            let row = conn.query_one("look", sql, &[&handler]).await?;
+            let row = self.db.conn().await?.query_one("look", sql, &[&handler]).await?;
             let (done, head): (i64, i64) = (row.get(0), row.get(1));
             Ok(done == head && head >= events)
         })
@@ -196,11 +208,23 @@ pub async fn wait_for(
     mut condition: impl AsyncFnMut() -> anyhow::Result<bool>,
 ) -> anyhow::Result<()> {
     let started = Instant::now();
-    while !condition().await? {
+    loop {
+        match condition().await {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(error) if is_transient(&error) => {}
+            Err(error) => return Err(error),
+        }
         ensure!(started.elapsed() < PATIENCE, "waited too long for {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    Ok(())
+}
+
+/// The database was away for a moment.
+fn is_transient(error: &anyhow::Error) -> bool {
+    let store = error.downcast_ref::<StoreError>();
+    let store = store.or_else(|| error.downcast_ref::<OutboxError>().and_then(OutboxError::store));
+    store.is_some_and(|error| error.verdict() == Verdict::Retry)
 }
 
 /// A task and the way to end it: in order, or like `kill -9`.

@@ -85,7 +85,8 @@ fn check_block(
             return Err(format!("{name} is out of order"));
         }
         previous = Some(position);
-        if (event.block_number, event.block_hash, event.event_time) != (block.height, block.hash, block.time) {
+        if (event.block_number, event.block_hash, event.event_time) != (block.height, block.hash, block.time)
+        {
             return Err(format!("{name} names another block"));
         }
         if event.asset_refs.iter().any(|asset| asset.network_id != adapter.network().id) {

@@ -10,7 +10,8 @@ use proptest::prelude::*;
 use tidemark_adapters::evm::{Audit, EvmAdapter, FinalityRule, HeaderPolicy, Mode};
 use tidemark_model::U256;
 use tidemark_model::chain::{
-    AssetRef, BalanceAsk, BlockCoverage, ChainAdapter, ChainError, FetchMode, RawBatch, RawBlock, Standard, Verdict,
+    AssetRef, BalanceAsk, BlockCoverage, ChainAdapter, ChainError, FetchMode, RawBatch, RawBlock, Standard,
+    Verdict,
 };
 use tidemark_model::ids::{Height, HeightRange, NetworkId};
 
@@ -19,7 +20,11 @@ fn range(first: u64, last: u64) -> HeightRange {
 }
 
 /// Reads all of `range`, sub-range by sub-range.
-async fn read_all(adapter: &EvmAdapter, range: HeightRange, mode: FetchMode) -> Result<Vec<RawBatch>, ChainError> {
+async fn read_all(
+    adapter: &EvmAdapter,
+    range: HeightRange,
+    mode: FetchMode,
+) -> Result<Vec<RawBatch>, ChainError> {
     let mut batches = Vec::new();
     let mut rest = Some(range);
     while let Some(open) = rest {
@@ -38,7 +43,11 @@ fn tokens(batches: &[RawBatch]) -> Vec<(u64, u32)> {
 }
 
 fn truth(first: u64, last: u64, transfers: impl Fn(u64) -> u64) -> Vec<(u64, u32)> {
-    (first..=last).flat_map(|height| (0..transfers(height)).map(move |index| (height, u32::try_from(index).expect("small")))).collect()
+    (first..=last)
+        .flat_map(|height| {
+            (0..transfers(height)).map(move |index| (height, u32::try_from(index).expect("small")))
+        })
+        .collect()
 }
 
 fn few(height: u64) -> u64 {
@@ -122,7 +131,9 @@ async fn an_endpoint_that_stays_down_is_left_for_the_other() {
 #[tokio::test]
 async fn stated_limits_are_learned_and_kept() {
     let node = Node::start(chain(60, few)).await;
-    node.fault(|faults| faults.range_max = Some((10, "you can make requests with up to a 10 block range".to_owned())));
+    node.fault(|faults| {
+        faults.range_max = Some((10, "you can make requests with up to a 10 block range".to_owned()))
+    });
     let adapter = adapter(&[&node]);
     let batches = read_all(&adapter, range(1, 57), FetchMode::History).await.expect("reads");
     assert_eq!(tokens(&batches), truth(1, 57, few));
@@ -169,7 +180,7 @@ async fn a_lagging_node_never_shortens_history() {
 
 #[tokio::test]
 async fn hidden_logs_are_found_out() {
-    // Block 21 holds no ERC-20 transfer, so all its logs of that topic are hidden.
+    // Block 19 holds one transfer and no ERC-20 log beside it, so its whole topic is hidden.
     let hide = |node: &Node| node.fault(|faults| faults.hide = vec![19]);
     let honest = Node::start(chain(40, few)).await;
     for mode in [FetchMode::History, FetchMode::Tip] {
@@ -181,7 +192,7 @@ async fn hidden_logs_are_found_out() {
             assert_eq!(tokens(&batches), truth(1, 37, few));
         }
         // Alone, its own receipts tell on it.
-        let error = common::adapter(&[&liar]).fetch(range(1, 37), mode).await.expect_err("found out");
+        let error = read_all(&common::adapter(&[&liar]), range(1, 37), mode).await.expect_err("found out");
         assert!(matches!(error, ChainError::Inconsistent { .. }), "{error}");
         assert!(error.to_string().contains("hid logs of block 19"), "{error}");
     }
@@ -202,9 +213,9 @@ async fn a_false_alarm_of_the_bloom_is_settled() {
     let batch = adapter(&[&one, &two]).fetch(range(1, 37), FetchMode::History).await.expect("accepted");
     assert!(has(&batch, "bloom_false_positive_confirmed"), "{:?}", batch.evidence.checks);
     one.fault(|faults| faults.no_receipts = true);
-    let batch = adapter(&[&one]).fetch(range(1, 37), FetchMode::Tip).await.expect("accepted");
-    assert!(has(&batch, "bloom_false_positive_asked_twice"), "{:?}", batch.evidence.checks);
-    assert_eq!(tokens(&[batch]), truth(1, 37, few));
+    let batches = read_all(&adapter(&[&one]), range(1, 37), FetchMode::Tip).await.expect("accepted");
+    assert!(batches.iter().any(|batch| has(batch, "bloom_false_positive_asked_twice")));
+    assert_eq!(tokens(&batches), truth(1, 37, few));
 }
 
 #[tokio::test]
@@ -222,7 +233,8 @@ async fn one_log_missing_among_several_is_found_by_the_audit() {
         let batches = read_all(&adapter, range(1, 37), FetchMode::History).await.expect("reads");
         assert_eq!(tokens(&batches), truth(1, 37, |_| 2));
     }
-    let error = audited(&[&liar]).fetch(range(1, 37), FetchMode::History).await.expect_err("its receipts tell");
+    let error =
+        audited(&[&liar]).fetch(range(1, 37), FetchMode::History).await.expect_err("its receipts tell");
     assert!(matches!(error, ChainError::Inconsistent { .. }), "{error}");
     let batch = audited(&[&honest]).fetch(range(1, 37), FetchMode::History).await.expect("no false alarm");
     assert!(has(&batch, "receipts_agree"));
@@ -230,7 +242,8 @@ async fn one_log_missing_among_several_is_found_by_the_audit() {
 
 #[tokio::test]
 async fn contradictions_are_not_believed() {
-    let faults: [fn(&mut common::Faults); 2] = [|faults| faults.doubled = true, |faults| faults.foreign_hash = true];
+    let faults: [fn(&mut common::Faults); 2] =
+        [|faults| faults.doubled = true, |faults| faults.foreign_hash = true];
     for change in faults {
         for mode in [FetchMode::History, FetchMode::Tip] {
             let node = Node::start(chain(20, few)).await;
@@ -270,7 +283,7 @@ async fn another_chain_is_refused() {
     let error = adapter(&[&wrong]).check().await.expect_err("another chain");
     assert_eq!(error.verdict(), Verdict::Halt);
     let error = adapter(&[&wrong]).fetch(range(1, 5), FetchMode::History).await.expect_err("another chain");
-    assert!(matches!(error.verdict(), Verdict::Halt | Verdict::Retry));
+    assert_eq!(error.verdict(), Verdict::Halt);
     let adapter = adapter(&[&wrong, &right]);
     adapter.check().await.expect("one is enough");
     let batch = adapter.fetch(range(1, 17), FetchMode::History).await.expect("reads");
@@ -291,7 +304,11 @@ async fn heads_come_with_finality_that_never_goes_back() {
 
 #[tokio::test]
 async fn the_majority_decides_what_is_final() {
-    let nodes = [Node::start(chain(20, few)).await, Node::start(chain(20, few)).await, Node::start(chain(20, few)).await];
+    let nodes = [
+        Node::start(chain(20, few)).await,
+        Node::start(chain(20, few)).await,
+        Node::start(chain(20, few)).await,
+    ];
     nodes[0].fault(|faults| faults.lag = 10);
     nodes[1].fault(|faults| faults.lag = 4);
     let adapter = adapter(&[&nodes[0], &nodes[1], &nodes[2]]);
@@ -355,7 +372,11 @@ async fn full_mode_keeps_transactions_and_all_logs() {
         assert_eq!(tx.payload["nonce"], "0x1");
         assert_eq!(tx.payload["receipt"]["gasUsed"], "0x5208");
         assert_eq!(block.payload.as_ref().expect("the rest")["gasUsed"], "0x5208");
-        let events: usize = batches.iter().flat_map(|batch| &batch.blocks).map(|block| adapter.parse(block).events.len()).sum();
+        let events: usize = batches
+            .iter()
+            .flat_map(|batch| &batch.blocks)
+            .map(|block| adapter.parse(block).events.len())
+            .sum();
         assert_eq!(events, truth(1, 17, few).len());
     }
 }
@@ -378,7 +399,8 @@ async fn filters_by_contract_are_sent_and_checked() {
     let node = Node::start(chain(20, few)).await;
     let mut config = config(&[&node]);
     config.contracts = vec![contract()];
-    let batch = EvmAdapter::new(config).expect("good").fetch(range(1, 17), FetchMode::History).await.expect("reads");
+    let batch =
+        EvmAdapter::new(config).expect("good").fetch(range(1, 17), FetchMode::History).await.expect("reads");
     assert_eq!(batch.evidence.foreign, 0, "the coin was not asked for");
     assert_eq!(tokens(&[batch]), truth(1, 17, few));
     let hidden = {
@@ -443,14 +465,18 @@ async fn recorded_blocks_pass_all_checks() {
     let Some(folder) = common::fixtures() else { return };
     let blocks: Vec<Block> = (14_000_000..=14_000_012)
         .map(|height| {
-            let load = |kind: &str| common::load(&folder.join(format!("rpc-range/ethereum/{height}.{kind}.json.gz")));
+            let load = |kind: &str| {
+                common::load(&folder.join(format!("rpc-range/ethereum/{height}.{kind}.json.gz")))
+            };
             Block { body: load("block"), receipts: load("receipts").as_array().expect("receipts").clone() }
         })
         .collect();
     let node = Node::start(blocks).await;
     let asked = range(14_000_000, 14_000_012);
     let mut found = Vec::new();
-    for (mode, fetch) in [(Mode::Logs, FetchMode::History), (Mode::Logs, FetchMode::Tip), (Mode::Full, FetchMode::Tip)] {
+    for (mode, fetch) in
+        [(Mode::Logs, FetchMode::History), (Mode::Logs, FetchMode::Tip), (Mode::Full, FetchMode::Tip)]
+    {
         let mut config = config(&[&node]);
         config.mode = mode;
         let adapter = EvmAdapter::new(config).expect("good");
@@ -461,4 +487,18 @@ async fn recorded_blocks_pass_all_checks() {
         found.push(events);
     }
     assert!(found[0] == found[1] && found[1] == found[2], "all ways of reading give the same events");
+}
+
+#[tokio::test]
+async fn a_wrong_chain_keeps_halting_and_one_wrong_endpoint_does_not() {
+    let (wrong, down) = (Node::start(chain(20, few)).await, Node::start(chain(20, few)).await);
+    wrong.fault(|faults| faults.chain_id = Some(5));
+    let alone = adapter(&[&wrong]);
+    for _ in 0..2 {
+        let error = alone.fetch(range(1, 5), FetchMode::History).await.expect_err("another chain");
+        assert_eq!(error.verdict(), Verdict::Halt, "{error}");
+    }
+    down.fault(|faults| faults.broken = u32::MAX);
+    let error = adapter(&[&wrong, &down]).fetch(range(1, 5), FetchMode::History).await.expect_err("nobody");
+    assert_eq!(error.verdict(), Verdict::Retry, "{error}");
 }

@@ -45,7 +45,11 @@ fn logs_of(value: &Value, found: &mut Vec<Value>) {
 }
 
 fn log(mut value: Value, file: &str) -> Log {
-    for (field, default) in [("blockHash", json!(format!("0x{}", "00".repeat(32)))), ("transactionIndex", json!(0)), ("blockNumber", json!(0))] {
+    for (field, default) in [
+        ("blockHash", json!(format!("0x{}", "00".repeat(32)))),
+        ("transactionIndex", json!(0)),
+        ("blockNumber", json!(0)),
+    ] {
         if value.get(field).is_none_or(Value::is_null) {
             value[field] = default;
         }
@@ -184,7 +188,11 @@ fn recorded_logs_decode_as_expected() {
             quarantined.extend(parsed.quarantined.iter().map(|bad| format!("{name:?}: {}", bad.reason)));
             found.extend(parsed.events.iter().map(|event| fact(file, event)));
         }
-        assert_eq!(json!(erc20), count.get("erc20.erc20_transfer").cloned().unwrap_or(json!(0)), "ERC-20 of {file}");
+        assert_eq!(
+            json!(erc20),
+            count.get("erc20.erc20_transfer").cloned().unwrap_or(json!(0)),
+            "ERC-20 of {file}"
+        );
     }
     let missing: Vec<_> = expected.difference(&found).take(5).collect();
     let extra: Vec<_> = found.difference(&expected).take(5).collect();

@@ -92,7 +92,13 @@ fn shown(parsed: &ParsedBlock) -> Vec<String> {
                 .collect();
             let asset = &event.asset_refs[0];
             let kind = event.event_kind.as_str();
-            format!("{kind} {} {}#{} [{}]", asset.standard.as_str(), asset.token_id_raw, event.sub_index, legs.join(" "))
+            format!(
+                "{kind} {} {}#{} [{}]",
+                asset.standard.as_str(),
+                asset.token_id_raw,
+                event.sub_index,
+                legs.join(" ")
+            )
         })
         .collect();
     lines.extend(parsed.quarantined.iter().map(|bad| format!("quarantined: {}", bad.reason)));
@@ -150,7 +156,10 @@ fn erc1155_single() {
     check(single(account(1), word(0), 3), &["burn erc1155 7#0 [-30x01]"]);
     check(single(account(1), account(2), 0), &["transfer erc1155 7#0 [00x01 00x02]"]);
     check(single(word(0), word(0), 0), &["metadata erc1155 7#0 []"]);
-    check(single(word(0), word(0), 1), &["quarantined: an ERC-1155 transfer of some amount from nobody to nobody"]);
+    check(
+        single(word(0), word(0), 1),
+        &["quarantined: an ERC-1155 transfer of some amount from nobody to nobody"],
+    );
     let bare = [account(9), account(1), account(2), word(7), word(3)];
     check(record(0, &CONTRACT, &[TRANSFER_SINGLE], &bare), &["transfer erc1155 7#0 [-30x01 30x02]"]);
     check(
@@ -191,7 +200,8 @@ fn broken_records_are_named_not_dropped() {
     check(broken(&[[0xff; 32], word(64), word(0)]), &["quarantined: an offset beyond the data"]);
     check(broken(&[word(64), word(64), word(9)]), &["quarantined: an array longer than the data"]);
     check(broken(&[word(64), word(64), [0xff; 32]]), &["quarantined: a length beyond the data"]);
-    check(broken(&[word(64)]), &["quarantined: the data is too short"]);
+    check(broken(&[word(64)]), &["quarantined: an offset beyond the data"]);
+    check(broken(&[]), &["quarantined: the data is too short"]);
     check(
         record(0, &CONTRACT, &[TRANSFER_SINGLE, account(9), account(1), account(2)], &[word(1)]),
         &["quarantined: the data is too short"],

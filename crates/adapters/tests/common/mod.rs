@@ -102,11 +102,8 @@ pub const FINALITY_LAG: u64 = 3;
 
 impl Node {
     pub async fn start(blocks: Vec<Block>) -> Self {
-        let shared = Shared {
-            faults: Arc::default(),
-            chain: Arc::new(Mutex::new(blocks)),
-            asked: Arc::default(),
-        };
+        let shared =
+            Shared { faults: Arc::default(), chain: Arc::new(Mutex::new(blocks)), asked: Arc::default() };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
         let router = Router::new().route("/", post(handle)).with_state(shared.clone());
@@ -220,7 +217,8 @@ fn reply(method: &str, params: &Value, chain: &[Block], faults: &Faults) -> Resu
             let Some(block) = at(height) else { return Ok(Value::Null) };
             let mut body = block.body.clone();
             if params[1] == json!(false) {
-                let hashes = body["transactions"].as_array().expect("txs").iter().map(|tx| tx["hash"].clone());
+                let hashes =
+                    body["transactions"].as_array().expect("txs").iter().map(|tx| tx["hash"].clone());
                 body["transactions"] = hashes.collect();
             }
             Ok(body)
@@ -244,7 +242,9 @@ fn reply(method: &str, params: &Value, chain: &[Block], faults: &Faults) -> Resu
             .unwrap_or(Value::Null)),
         "eth_getLogs" => logs(&params[0], chain, faults, first),
         "eth_call" => Ok(match params[0]["data"].as_str().expect("data") {
-            data if data.starts_with("0x6352211e") => json!(format!("0x{}{}", "00".repeat(12), "aa".repeat(20))),
+            data if data.starts_with("0x6352211e") => {
+                json!(format!("0x{}{}", "00".repeat(12), "aa".repeat(20)))
+            }
             data if data.starts_with("0x00fdd58e") => json!(format!("0x{:064x}", 7)),
             _ => return Err((3, "execution reverted".to_owned())),
         }),
@@ -265,10 +265,7 @@ fn logs(filter: &Value, chain: &[Block], faults: &Faults, first: u64) -> Result<
             return Err((-32600, words.clone()));
         }
         // A lagging node answers with what it has.
-        chain
-            .iter()
-            .filter(|block| (from..=to).contains(&number(&block.body["number"])))
-            .collect()
+        chain.iter().filter(|block| (from..=to).contains(&number(&block.body["number"]))).collect()
     };
     let any_of = |wanted: &Value, value: &Value| match wanted {
         Value::Null => true,
@@ -296,7 +293,9 @@ fn logs(filter: &Value, chain: &[Block], faults: &Faults, first: u64) -> Result<
         if faults.foreign_hash {
             of_block.iter_mut().for_each(|log| log["blockHash"] = json!(format!("0x{}", "ee".repeat(32))));
         }
-        if faults.removed && let Some(mut log) = of_block.first().cloned() {
+        if faults.removed
+            && let Some(mut log) = of_block.first().cloned()
+        {
             log["removed"] = json!(true);
             of_block.push(log);
         }
@@ -311,7 +310,9 @@ fn logs(filter: &Value, chain: &[Block], faults: &Faults, first: u64) -> Result<
     {
         let from = number(&filter["fromBlock"]);
         let to = from + blocks - 1;
-        let words = format!("query returned more than {max} results. Try with this block range [{from:#x}, {to:#x}].");
+        let words = format!(
+            "query returned more than {max} results. Try with this block range [{from:#x}, {to:#x}]."
+        );
         return Err((-32005, words));
     }
     let _ = first;

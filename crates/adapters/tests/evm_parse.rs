@@ -200,7 +200,8 @@ fn broken_records_are_named_not_dropped() {
     check(broken(&[[0xff; 32], word(64), word(0)]), &["quarantined: an offset beyond the data"]);
     check(broken(&[word(64), word(64), word(9)]), &["quarantined: an array longer than the data"]);
     check(broken(&[word(64), word(64), [0xff; 32]]), &["quarantined: a length beyond the data"]);
-    check(broken(&[word(64)]), &["quarantined: the data is too short"]);
+    check(broken(&[word(64)]), &["quarantined: an offset beyond the data"]);
+    check(broken(&[]), &["quarantined: the data is too short"]);
     check(
         record(0, &CONTRACT, &[TRANSFER_SINGLE, account(9), account(1), account(2)], &[word(1)]),
         &["quarantined: the data is too short"],

@@ -85,6 +85,8 @@ pub struct Endpoint {
     head: AtomicU64,
     /// When its chain was last checked; `None` before the first use and after the breaker opened.
     pub(crate) verified: Mutex<Option<Instant>>,
+    /// What it serves instead of our chain, and what we wanted.
+    pub(crate) wrong: Mutex<Option<(String, String)>>,
     /// One identity check at a time.
     pub(crate) verifying: tokio::sync::Mutex<()>,
     /// What it refuses, by query shape.
@@ -144,6 +146,7 @@ impl Endpoint {
             health: Mutex::new(Health { success: 1.0, latency_ms: 0.0, cool_until: None }),
             head: AtomicU64::new(0),
             verified: Mutex::new(None),
+            wrong: Mutex::new(None),
             verifying: tokio::sync::Mutex::new(()),
             limits: Limits::default(),
         }
@@ -163,6 +166,10 @@ impl Endpoint {
     /// It reported this head.
     pub fn saw_head(&self, height: u64) {
         self.head.fetch_max(height, Ordering::Relaxed);
+    }
+    /// Was it found to serve another chain?
+    pub fn is_other_chain(&self) -> bool {
+        lock(&self.wrong).is_some()
     }
     /// Between 0 (useless) and 1: share of good answers, with a little less for slow ones.
     pub fn score(&self) -> f64 {
@@ -204,6 +211,11 @@ impl Endpoint {
             health.success += NEWEST * (1.0 - health.success);
             health.latency_ms += NEWEST * (took.as_secs_f64() * 1000.0 - health.latency_ms);
         }
+        lock(&self.breaker).succeeded();
+        self.gauge();
+    }
+    /// It answered with a refusal by rule: it lives, and its score does not change.
+    pub(crate) fn answered(&self) {
         lock(&self.breaker).succeeded();
         self.gauge();
     }

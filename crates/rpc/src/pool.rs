@@ -423,7 +423,15 @@ impl Pool {
     /// Breaker and identity before a request leaves.
     async fn guarded(&self, endpoint: &Endpoint) -> Result<(), RpcError> {
         match endpoint.permit(Instant::now()) {
-            Permit::Rest => return Err(RpcError::Resting { endpoint: endpoint.label.clone() }),
+            Permit::Rest => {
+                let endpoint_label = endpoint.label.clone();
+                return Err(match lock(&endpoint.wrong).clone() {
+                    Some((found, expected)) => {
+                        RpcError::WrongChain { endpoint: endpoint_label, found, expected }
+                    }
+                    None => RpcError::Resting { endpoint: endpoint_label },
+                });
+            }
             Permit::Pass | Permit::Probe => {}
         }
         self.ensure_verified(endpoint).await
@@ -465,11 +473,13 @@ impl Pool {
             }
         }
         *lock(&endpoint.verified) = Some(Instant::now());
+        *lock(&endpoint.wrong) = None;
         Ok(())
     }
 
     fn wrong_chain(&self, endpoint: &Endpoint, found: String, expected: String) -> RpcError {
         endpoint.banish(Instant::now());
+        *lock(&endpoint.wrong) = Some((found.clone(), expected.clone()));
         tracing::error!(network = %self.config.network, endpoint = %endpoint.label, %found, %expected, action = "wrong_chain", "An endpoint serves another chain.");
         RpcError::WrongChain { endpoint: endpoint.label.clone(), found, expected }
     }
@@ -511,6 +521,8 @@ impl Pool {
                 let error = self.refused(endpoint, method, answer.status, answer.retry_after, code, &text);
                 if error.is_fault() {
                     endpoint.failed(Instant::now());
+                } else {
+                    endpoint.answered();
                 }
                 Err(error)
             }
@@ -521,6 +533,7 @@ impl Pool {
                 self.fault(endpoint, RpcError::Transport { endpoint: label(), method, reason })
             }
             Err(Fault::TooLarge) => {
+                endpoint.answered();
                 Err(RpcError::BodyTooLarge { endpoint: label(), method, limit: self.config.body_bytes_max })
             }
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use tidemark_model::ids::HeightRange;
-use tidemark_rpc::{Call, Class, Endpoint};
+use tidemark_rpc::{Call, Class, Endpoint, RpcError};
 
 use super::bloom;
 use super::config::Audit;
@@ -18,6 +18,19 @@ use super::wire::{Header, Log, Receipt};
 /// Receipts of a busy block are megabytes: with a second endpoint to ask, only so many suspects per range are
 /// settled by receipts.
 const RECEIPTS_MAX: usize = 32;
+
+/// What receipts can tell, the weaker first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Proof {
+    /// No endpoint serves receipts.
+    NotServed,
+    /// They could not be had, and may be later.
+    NotNow,
+    /// They hold the same logs, and their bloom is not the header's.
+    OtherBloom,
+    /// They are complete and hold exactly these logs.
+    Proven,
+}
 
 impl Reader<'_> {
     /// Settles the blocks whose bloom promises more than came; an error when something was hidden.
@@ -41,15 +54,28 @@ impl Reader<'_> {
         }
         let enough = !seconds.is_empty();
         let to_prove = if enough { &suspects[..suspects.len().min(RECEIPTS_MAX)] } else { suspects };
-        let mut proven = 0;
+        let mut settled = true;
         for header in to_prove {
-            if self.proven_by_receipts(header, of_block(logs, header)).await? {
-                proven += 1;
+            match self.receipts_say(header, of_block(logs, header)).await? {
+                Proof::Proven => {}
+                // Two endpoints gave the same logs: the bloom is wrong, or receipts cannot be had.
+                Proof::OtherBloom | Proof::NotServed | Proof::NotNow if enough => {}
+                Proof::NotServed => settled = false,
+                Proof::NotNow => {
+                    return Err(Miss::Behind(format!("block {} cannot be confirmed now", header.number.0)));
+                }
+                Proof::OtherBloom => {
+                    return Err(Miss::Bad(format!(
+                        "logs and receipts of block {} do not give its bloom",
+                        header.number.0
+                    )));
+                }
             }
         }
-        self.passed(match (enough, proven == suspects.len()) {
-            (_, true) | (true, _) => "bloom_false_positive_confirmed",
-            (false, false) => "bloom_false_positive_asked_twice",
+        self.passed(if settled {
+            "bloom_false_positive_confirmed"
+        } else {
+            "bloom_false_positive_asked_twice"
         });
         Ok(())
     }
@@ -77,8 +103,12 @@ impl Reader<'_> {
             return Ok(());
         }
         for header in headers.iter().filter(|header| !of_block(logs, header).is_empty()) {
-            if self.proven_by_receipts(header, of_block(logs, header)).await? {
-                self.passed("receipts_agree");
+            match self.receipts_say(header, of_block(logs, header)).await? {
+                Proof::Proven => self.passed("receipts_agree"),
+                Proof::NotNow => {
+                    return Err(Miss::Behind(format!("block {} cannot be audited now", header.number.0)));
+                }
+                Proof::OtherBloom | Proof::NotServed => {}
             }
         }
         Ok(())
@@ -100,7 +130,7 @@ impl Reader<'_> {
         let Some(header) = headers.iter().find(|header| header.number.0 == number) else {
             return Err(Miss::Bad(clash));
         };
-        if self.proven_by_receipts(header, of_block(logs, header)).await? {
+        if self.receipts_say(header, of_block(logs, header)).await? == Proof::Proven {
             other.penalise();
             self.passed("receipts_agree");
             return Ok(());
@@ -142,21 +172,29 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// True when receipts prove that `logs` are all logs of ours in this block; false when no endpoint could
-    /// prove anything; an error when receipts show others.
-    async fn proven_by_receipts(&self, header: &Header, logs: &[Log]) -> Result<bool, Miss> {
-        let Some(expected) = header.logs_bloom.as_deref() else { return Ok(false) };
+    /// What the block's receipts say about `logs`, its logs of ours; an error when they show more.
+    async fn receipts_say(&self, header: &Header, logs: &[Log]) -> Result<Proof, Miss> {
+        let Some(expected) = header.logs_bloom.as_deref() else { return Ok(Proof::NotServed) };
+        let mut best = Proof::NotServed;
         for endpoint in std::iter::once(Arc::clone(self.endpoint)).chain(self.others()) {
             let receipts = match self.receipts_of(&endpoint, header.number.0).await {
                 Ok(receipts) => receipts,
-                Err(_) => continue, // It does not serve them; that is no verdict.
+                // A plain refusal will not change by asking again; anything else may.
+                Err(Miss::Rpc(RpcError::Refused { class: Class::UnknownMethod | Class::Other, .. })) => {
+                    continue;
+                }
+                Err(_) => {
+                    best = best.max(Proof::NotNow);
+                    continue;
+                }
             };
-            if receipts.iter().any(|receipt| receipt.block_hash != header.hash) {
+            let count_fits = header.transactions.is_none_or(|count| count.0 == receipts.len());
+            if !count_fits || receipts.iter().any(|receipt| receipt.block_hash != header.hash) {
+                best = best.max(Proof::NotNow);
                 continue;
             }
-            let all: Vec<&Log> = receipts.iter().flat_map(|receipt| &receipt.logs).collect();
-            let ours: Vec<&&Log> = all.iter().filter(|log| self.adapter.filter.matches(log)).collect();
-            let shown = ours.len();
+            let all = || receipts.iter().flat_map(|receipt| &receipt.logs);
+            let shown = all().filter(|log| self.adapter.filter.matches(log)).count();
             if shown > logs.len() {
                 return Err(Miss::Bad(format!(
                     "{} hid logs of block {}: its receipts have {shown}, {} came",
@@ -165,11 +203,12 @@ impl Reader<'_> {
                     logs.len()
                 )));
             }
-            if bloom::of_logs(all.iter().copied()) == *expected && shown == logs.len() {
-                return Ok(true);
+            if bloom::of_logs(all()) == *expected && shown == logs.len() {
+                return Ok(Proof::Proven);
             }
+            best = best.max(Proof::OtherBloom);
         }
-        Ok(false)
+        Ok(best)
     }
 
     /// The receipts of a block; a miss when the endpoint does not serve them.

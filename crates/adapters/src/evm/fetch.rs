@@ -189,7 +189,7 @@ impl EvmAdapter {
                     return Err(Miss::Size(class));
                 }
                 Err(Miss::Rpc(error)) => {
-                    if matches!(error, RpcError::Timeout { .. }) {
+                    if matches!(error, RpcError::Timeout { method: "eth_getLogs", .. }) {
                         endpoint.limits.slow(shape, steps, part.blocks());
                     }
                     return Err(Miss::Rpc(error));

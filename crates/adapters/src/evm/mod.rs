@@ -108,7 +108,11 @@ impl EvmAdapter {
         ChainError::Unavailable { network: self.slug(), what: what.into(), reason: reason.into() }
     }
     fn explain(&self, what: &str, error: &RpcError) -> ChainError {
-        if let RpcError::WrongChain { endpoint, found, expected } = error {
+        let all_wrong = || self.pool.endpoints().iter().all(|endpoint| endpoint.is_other_chain());
+        // One wrong endpoint is left out; only when all are wrong the network itself is.
+        if let RpcError::WrongChain { endpoint, found, expected } = error
+            && all_wrong()
+        {
             return ChainError::WrongChain {
                 network: self.slug(),
                 provider: endpoint.clone(),

@@ -21,6 +21,8 @@ pub struct FaultProfile {
 
     /// Every request is answered with HTTP 503.
     pub down: bool,
+    /// HTTP requests answered per second; more get a 429.
+    pub requests_per_sec: Option<u32>,
     /// Per mille of requests answered with HTTP 429.
     pub http_429: u16,
     /// `Retry-After` sent with a 429.

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use alloy_primitives::keccak256;
 use serde::Deserialize;
@@ -35,6 +36,15 @@ pub(crate) struct Node {
     profile: RwLock<Arc<FaultProfile>>,
     calls: Mutex<BTreeMap<String, u64>>,
     served: AtomicU64,
+    requests: AtomicU64,
+    window: Mutex<Window>,
+}
+
+/// Requests of the running second.
+#[derive(Debug)]
+struct Window {
+    since: Instant,
+    requests: u32,
 }
 
 /// One JSON-RPC call.
@@ -73,6 +83,8 @@ impl Node {
             profile: RwLock::new(Arc::new(profile)),
             calls: Mutex::new(BTreeMap::new()),
             served: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            window: Mutex::new(Window { since: Instant::now(), requests: 0 }),
         }
     }
 
@@ -87,6 +99,22 @@ impl Node {
 
     pub(crate) fn calls(&self) -> BTreeMap<String, u64> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Counts an HTTP request; `false` when it is one too many in its second.
+    pub(crate) fn admit(&self, profile: &FaultProfile) -> bool {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        let Some(most) = profile.requests_per_sec else { return true };
+        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        if window.since.elapsed() >= Duration::from_secs(1) {
+            *window = Window { since: Instant::now(), requests: 0 };
+        }
+        window.requests += 1;
+        window.requests <= most
+    }
+
+    pub(crate) fn http_requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
     }
 
     /// Answers a request body: one call or a batch.

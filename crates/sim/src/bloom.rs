@@ -51,6 +51,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_bits_are_where_another_implementation_puts_them() {
+        let mut ours = Bloom::default();
+        let mut theirs = alloy_primitives::Bloom::ZERO;
+        for value in 0_u8..40 {
+            let bytes = vec![value; if value % 2 == 0 { 20 } else { 32 }];
+            ours.add(Bits::of(&bytes));
+            theirs.accrue(alloy_primitives::BloomInput::Raw(&bytes));
+        }
+        assert_eq!(ours.as_bytes(), theirs.as_slice());
+    }
+
+    #[test]
     fn what_was_added_may_be_contained_and_others_are_not() {
         let mut bloom = Bloom::default();
         assert!(!bloom.may_contain(&[7; 20]));

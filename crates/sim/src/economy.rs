@@ -156,14 +156,16 @@ impl Economy {
         if count_721 + count_1155 == 0 {
             return self.noise(rng);
         }
+        // One roll decides noise and batches, so that both have their configured share of all logs.
+        let noise = u64::from(self.config.erc20_noise_percent);
+        let batch = noise + u64::from(self.config.batch_percent);
+        match rng.below(100) {
+            roll if roll < noise && self.config.contracts_20 > 0 => return self.noise(rng),
+            roll if (noise..batch).contains(&roll) && count_1155 > 0 => return Some(self.batch(rng)),
+            _ => {}
+        }
         if let Theme::Drop { contract, to } = theme {
             return Some(self.mint_unique(*contract, *to));
-        }
-        if self.config.contracts_20 > 0 && rng.percent(self.config.erc20_noise_percent) {
-            return self.noise(rng);
-        }
-        if count_1155 > 0 && rng.percent(self.config.batch_percent) {
-            return Some(self.batch(rng));
         }
         let act = match rng.below(100) {
             roll if roll < u64::from(self.config.mint_percent) => Act::Mint,

@@ -68,6 +68,11 @@ impl SimServer {
         self.node.calls()
     }
 
+    /// HTTP requests that arrived, whatever became of them.
+    pub fn http_requests(&self) -> u64 {
+        self.node.http_requests()
+    }
+
     /// Stops listening, ends open connections and waits for them.
     pub async fn stop(self) {
         self.stop.cancel();
@@ -136,10 +141,11 @@ async fn http(State(shared): State<Shared>, body: Bytes) -> Response {
     let node = &shared.node;
     let profile = node.profile();
     let dice = &node.dice;
+    let admitted = node.admit(&profile);
     if profile.down {
         return plain(StatusCode::SERVICE_UNAVAILABLE, "node is down");
     }
-    if dice.hits(profile.http_429) {
+    if !admitted || dice.hits(profile.http_429) {
         let mut response = plain(StatusCode::TOO_MANY_REQUESTS, "Too Many Requests");
         if let Some(seconds) = profile.retry_after_secs {
             response.headers_mut().insert(header::RETRY_AFTER, seconds.into());

@@ -366,3 +366,15 @@ async fn a_patient_reader_gets_through_chaos() {
     }
     assert!(tries > 60, "chaos must be felt");
 }
+
+#[tokio::test]
+async fn too_many_requests_in_a_second_are_refused() {
+    let (_sim, server, client) = served(3, faults(|faults| faults.requests_per_sec = Some(5))).await;
+    let mut statuses = Vec::new();
+    for _ in 0..40 {
+        statuses.push(client.raw("eth_chainId", json!([])).await.status);
+    }
+    assert_eq!(statuses[..5], [200; 5]);
+    assert!(statuses.contains(&429));
+    assert_eq!(server.http_requests(), 40);
+}

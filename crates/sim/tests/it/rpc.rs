@@ -313,7 +313,7 @@ async fn twenty_thousand_logs_are_made_and_served() {
         .iter()
         .filter(|log| matches!(log.event, SimEvent::Erc1155 { batch: true, .. }))
         .count();
-    assert!((400..1_600).contains(&batches), "{batches} batches");
+    assert!((850..1_150).contains(&batches), "{batches} batches");
 }
 
 #[tokio::test]

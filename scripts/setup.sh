@@ -83,6 +83,7 @@ case ${1:-run} in
         need_nats
         need_npm_tools
         need_chromium
+        report_missing # Before the long step.
         need_nextest
         ;;
     *) fail "usage: scripts/setup.sh run|test" ;;

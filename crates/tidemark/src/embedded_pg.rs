@@ -217,6 +217,9 @@ impl EmbeddedPg {
         let mut ended = running.ended;
         // An error means that the watching thread is gone, and it goes after the server.
         let _ = ended.wait_for(Option::is_some).await;
+        if !self.place.socket_dir.starts_with(&self.place.data_dir) {
+            let _ = fs::remove_dir_all(&self.place.socket_dir); // Made again at the next start.
+        }
         Ok(())
     }
 
@@ -381,6 +384,11 @@ impl Place {
     fn make_folders(mut self) -> Result<Self, PgError> {
         for dir in [&self.cluster, &self.socket_dir] {
             fs::create_dir_all(dir).map_err(file("create", dir))?;
+            // In a folder where everybody may write, a link would lead us to give away what is not ours.
+            if fs::symlink_metadata(dir).map_err(file("look at", dir))?.is_symlink() {
+                let source = std::io::Error::other("it is a link to somewhere else; remove it");
+                return Err(PgError::File { doing: "use", path: dir.clone(), source });
+            }
             self.user.give(dir).map_err(file("hand over", dir))?;
             fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).map_err(file("protect", dir))?;
         }

@@ -78,7 +78,9 @@ async fn no_read_scans_a_large_table() -> anyhow::Result<()> {
     let conn = seed.owner.conn().await?;
     let mut wrong = Vec::new();
     for (name, sql) in STATEMENTS {
-        conn.batch("prepare", &format!("prepare {name} as {sql}")).await.map_err(|error| anyhow::anyhow!("{name}: {error}"))?;
+        conn.batch("prepare", &format!("prepare {name} as {sql}"))
+            .await
+            .map_err(|error| anyhow::anyhow!("{name}: {error}"))?;
         let kinds: Vec<String> = conn
             .query_one(
                 "types",
@@ -88,7 +90,8 @@ async fn no_read_scans_a_large_table() -> anyhow::Result<()> {
             .await?
             .get(0);
         let values: Vec<&str> = kinds.iter().map(|kind| literal(kind)).collect();
-        let call = if values.is_empty() { (*name).to_owned() } else { format!("{name}({})", values.join(", ")) };
+        let call =
+            if values.is_empty() { (*name).to_owned() } else { format!("{name}({})", values.join(", ")) };
         let mut modes = vec!["force_custom_plan"];
         // A page's limit is unknown to a generic plan, so the planner never prefers it for these.
         if !sql.contains("limit $") {
@@ -96,8 +99,10 @@ async fn no_read_scans_a_large_table() -> anyhow::Result<()> {
         }
         for mode in modes {
             conn.batch("mode", &format!("set plan_cache_mode = {mode}")).await?;
-            let plan: Value =
-                conn.query_one("explain", &format!("explain (format json) execute {call}"), &[]).await?.get(0);
+            let plan: Value = conn
+                .query_one("explain", &format!("explain (format json) execute {call}"), &[])
+                .await?
+                .get(0);
             let mut found = Vec::new();
             scans(&plan[0]["Plan"], &mut found);
             found.retain(|table| !SMALL.contains(&table.as_str()));

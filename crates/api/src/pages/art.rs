@@ -18,13 +18,21 @@ pub(crate) fn shore(name: &str, round: bool) -> String {
     );
     if hash[2] & 1 == 1 {
         let (x, y) = (6 + u32::from(hash[3]) % 20, 6 + u32::from(hash[4]) % 7);
-        let _ = write!(svg, "<circle cx=\"{x}\" cy=\"{y}\" r=\"{}\" fill=\"hsl({other},60%,92%)\"/>", 2 + hash[5] % 4);
+        let _ = write!(
+            svg,
+            "<circle cx=\"{x}\" cy=\"{y}\" r=\"{}\" fill=\"hsl({other},60%,92%)\"/>",
+            2 + hash[5] % 4
+        );
     }
     for (band, light) in [(0_usize, 62_u32), (1, 46), (2, 30)] {
         let height = 9 + 7 * u32::try_from(band).unwrap_or(0) + u32::from(hash[6 + band]) % 6;
         let swell = 2 + u32::from(hash[9 + band]) % 5;
         let up = hash[12 + band] & 1 == 1;
-        let (first, second) = if up { (height.saturating_sub(swell), height + swell) } else { (height + swell, height.saturating_sub(swell)) };
+        let (first, second) = if up {
+            (height.saturating_sub(swell), height + swell)
+        } else {
+            (height + swell, height.saturating_sub(swell))
+        };
         let hue = if band == 1 { other } else { hue };
         let _ = write!(
             svg,
@@ -92,7 +100,9 @@ mod tests {
         for values in [vec![], vec![0], vec![0, 0, 0], vec![1, 900, 3]] {
             assert!(sparkline(&values).starts_with("<svg"));
         }
-        for (finalized, projected, head) in [(-1, -1, -1), (10, 10, 10), (10, 5, 100), (0, i64::from(u32::MAX), 7)] {
+        for (finalized, projected, head) in
+            [(-1, -1, -1), (10, 10, 10), (10, 5, 100), (0, i64::from(u32::MAX), 7)]
+        {
             assert!(gauge(finalized, projected, head).contains("mark"));
         }
     }

@@ -146,7 +146,10 @@ impl Badge {
             "finalized" => Self { class: "final", text: "finalized".into() },
             "confirmed" => Self { class: "wet", text: "confirmed".into() },
             "reverted" => Self { class: "gone", text: "reverted".into() },
-            _ => Self { class: "wet", text: format!("confirming {}/{required}", confirmations.clamp(0, required)) },
+            _ => Self {
+                class: "wet",
+                text: format!("confirming {}/{required}", confirmations.clamp(0, required)),
+            },
         }
     }
     pub(crate) fn of_height(network: &NetworkRow, height: i64) -> Self {
@@ -387,7 +390,10 @@ mod tests {
         assert_eq!((group(-5), group(0), group(999)), ("-5".into(), "0".into(), "999".into()));
         assert_eq!(short("0x1a2b3c4d5e6f7081920a0b0c0d0e0f1a2b3c9f0e"), "0x1a2b…9f0e");
         assert_eq!(short_token("115792089237316195423570985"), "11579…0985");
-        assert_eq!((span(12), span(200), span(7200), span(400_000)), ("12 s".into(), "3 min".into(), "2 h".into(), "4 d".into()));
+        assert_eq!(
+            (span(12), span(200), span(7200), span(400_000)),
+            ("12 s".into(), "3 min".into(), "2 h".into(), "4 d".into())
+        );
     }
 
     #[test]

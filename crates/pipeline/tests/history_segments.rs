@@ -251,7 +251,7 @@ const READ_MODELS_DIFFER: &[&str] = &[
      except select o.collection_id, o.account_id, count(*)::bigint, sum(o.qty) from projection.ownership_view o group by 1, 2",
     "select collection_id, count(*)::bigint from projection.collection_holders group by 1
      except select collection_id, owners_count from projection.collection_stats",
-    "select collection_id, count(*) filter (where not is_burned)::bigint, sum(supply) from catalog.assets group by 1
+    "select collection_id, count(*) filter (where supply > 0)::bigint, sum(supply) from catalog.assets group by 1
      except select collection_id, asset_count, total_supply from projection.collection_stats",
     "select account_id, count(*)::bigint from projection.ownership_view group by 1
      except select account_id, asset_count from projection.account_summaries",

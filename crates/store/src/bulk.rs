@@ -65,7 +65,7 @@ const CREATE_TEMP_TABLES: &str = "
     create temp table if not exists seg_assets_merge (
         asset_id uuid not null, collection_id uuid not null, token_id text not null, standard text not null,
         supply numeric not null, first_seen timestamptz not null, first_height bigint not null,
-        last_height bigint not null, partial boolean not null, old_burned boolean, is_burned boolean not null,
+        last_height bigint not null, partial boolean not null, old_supply numeric, is_burned boolean not null,
         at tid) on commit delete rows;
     create temp table if not exists seg_accounts (
         account_id uuid not null, address text not null, first_seen timestamptz not null,
@@ -281,9 +281,9 @@ const INSERT_COLLECTIONS: &str = "
 // An asset is burned when nothing is left of it and a burn took the last of it.
 const JOIN_ASSETS: &str = "
     insert into seg_assets_merge (asset_id, collection_id, token_id, standard, supply, first_seen, first_height,
-        last_height, partial, old_burned, is_burned, at)
+        last_height, partial, old_supply, is_burned, at)
     select s.asset_id, s.collection_id, s.token_id, s.standard, s.supply, s.first_seen, s.first_height,
-           s.last_height, s.partial, a.is_burned,
+           s.last_height, s.partial, a.supply,
            coalesce(a.supply, 0) + s.supply = 0 and (s.burnt or coalesce(a.is_burned, false)), a.ctid
       from seg_assets s left join catalog.assets a on a.id = s.asset_id";
 const UPDATE_ASSETS: &str = "
@@ -360,7 +360,7 @@ const UPSERT_STATS: &str = "
                         sum((coalesce(old, 0) + assets > 0)::int - (coalesce(old, 0) > 0)::int) as owners
                    from seg_holders group by collection_id) h on h.collection_id = c.collection_id
       left join (select s.collection_id, count(*) filter (where s.at is null) as stubs, sum(s.supply) as supply,
-                        sum((not s.is_burned)::int - (s.at is not null and not s.old_burned)::int) as born
+                        sum((coalesce(s.old_supply, 0) + s.supply > 0)::int - (coalesce(s.old_supply, 0) > 0)::int) as born
                    from seg_assets_merge s
                   group by s.collection_id) a on a.collection_id = c.collection_id
      order by c.collection_id

@@ -11,7 +11,7 @@ use tidemark_model::envelope::Envelope;
 use tidemark_model::ids::{Height, HeightRange, NetworkId};
 use tidemark_store::outbox::Emitter;
 use tidemark_store::partitions::{Partitions, Table};
-use tidemark_store::{Db, Tx, projection};
+use tidemark_store::{Db, Tx};
 
 use super::payload;
 use crate::projectors::{self, rebuild_keys, touched};
@@ -73,8 +73,6 @@ impl Handler for ProjectorHandler {
         let envelopes: Vec<&Envelope> = batch.iter().map(|delivered| &delivered.envelope).collect();
         for (network, keys) in touched(&envelopes).map_err(refused)? {
             let done = rebuild_keys(tx, network, &keys).await.map_err(refused)?;
-            projection::count_activity(tx, network, i64::try_from(keys.events.len()).unwrap_or(i64::MAX))
-                .await?;
             self.emitter.append(tx, &done.drafts).await?;
         }
         self.relay.wake();

@@ -72,7 +72,7 @@ pub struct SegmentAsset {
     pub first_seen: OffsetDateTime,
     /// Height of its first event here.
     pub first_height: Height,
-    /// Height of its last event here.
+    /// Height of its last movement here; zero for none.
     pub last_height: Height,
     /// Was something of it burnt here?
     pub burnt: bool,
@@ -318,7 +318,7 @@ impl Builder<'_> {
         let Some(movement) = moves else { return };
         let from = movement.from.map(|address| self.account(address, event));
         let to = movement.to.map(|address| self.account(address, event));
-        self.first_movement(asset, event.event_kind);
+        self.moved(asset, event);
         let asset_id = self.segment.assets[index(asset)].id;
         let account_id = |builder: &Self, at: u32| builder.segment.accounts[index(at)].id.0;
         let (from_id, to_id) = (from.map(|at| account_id(self, at)), to.map(|at| account_id(self, at)));
@@ -517,11 +517,12 @@ impl Builder<'_> {
         change.low = change.low.min(change.net);
     }
 
-    fn first_movement(&mut self, asset: u32, kind: EventKind) {
+    fn moved(&mut self, asset: u32, event: &RawEvent) {
         let touched = &mut self.segment.assets[index(asset)];
+        touched.last_height = event.block_number;
         if !touched.moved {
             touched.moved = true;
-            touched.begins_with_mint = kind == EventKind::Mint;
+            touched.begins_with_mint = event.event_kind == EventKind::Mint;
         }
     }
 
@@ -572,7 +573,6 @@ impl Builder<'_> {
     fn asset(&mut self, collection: u32, token_id: &str, standard: Standard, event: &RawEvent) -> u32 {
         let key = (collection, token_id.to_owned(), standard);
         if let Some(at) = self.asset_index.get(&key) {
-            self.segment.assets[index(*at)].last_height = event.block_number;
             return *at;
         }
         let at = u32::try_from(self.segment.assets.len()).expect("fewer than 2^32 assets");
@@ -590,7 +590,7 @@ impl Builder<'_> {
             supply: SignedQty::ZERO,
             first_seen: event.event_time,
             first_height: event.block_number,
-            last_height: event.block_number,
+            last_height: Height(0),
             burnt: false,
             begins_with_mint: false,
             moved: false,

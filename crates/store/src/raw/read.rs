@@ -419,7 +419,7 @@ pub async fn block_lookup(
 const SHARDS: &str = "select count(*) from system.sync_cursors where network_id = $1";
 const EVIDENCE_ABOVE: &str = "
     select shard, from_height, to_height from raw.range_evidence
-     where network_id = $1 and to_height > $2 + 1
+     where network_id = $1 and to_height > $2::bigint + 1
      order by from_height, shard limit $3";
 /// Evidence rows looked at in one go: the next look goes on from there.
 const EVIDENCE_ROWS_MAX: i64 = 20_000;

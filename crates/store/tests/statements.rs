@@ -1,6 +1,6 @@
 //! Every SQL constant of this crate is prepared against a fresh database: a misspelt column is a failing
-//! test and not a surprise at run time. Statements over temporary tables see those of their own file
-//! (constants named `CREATE_TEMP…` are run first); `copy … from stdin` is checked through its column list.
+//! test and not a surprise at run time. Statements over temporary tables see those of their own file (constants
+//! that begin with `create temp` are run first); `copy … from stdin` is checked through its column list.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -76,6 +76,10 @@ fn is_template(sql: &str) -> bool {
     outside.contains('{')
 }
 
+fn makes_temp_tables(sql: &str) -> bool {
+    sql.trim_start().to_lowercase().starts_with("create temp")
+}
+
 /// `copy t (a, b) from stdin …` as a statement that names the same columns.
 fn as_select(sql: &str) -> Option<String> {
     let rest = sql.trim_start().strip_prefix("copy ")?;
@@ -115,7 +119,7 @@ async fn every_statement_can_be_prepared() {
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(connection);
         client.batch_execute("begin").await.expect("begins");
-        for one in all.iter().filter(|one| one.name.starts_with("CREATE_TEMP")) {
+        for one in all.iter().filter(|one| makes_temp_tables(&one.sql)) {
             if let Err(error) = client.batch_execute(&one.sql).await {
                 complain(&mut problems, one, &error);
             }
@@ -124,10 +128,9 @@ async fn every_statement_can_be_prepared() {
             client.batch_execute("savepoint one").await.expect("a savepoint");
             let sql = as_select(&one.sql).unwrap_or_else(|| one.sql.clone());
             let several = sql.trim().trim_end_matches(';').contains(';');
-            let outcome = match several || one.name.starts_with("CREATE_TEMP") {
-                // Several statements cannot be prepared; a script is run and undone. Temporary tables were.
-                true if one.name.starts_with("CREATE_TEMP") => Ok(()),
-                true => client.batch_execute(&sql).await,
+            let outcome = match several {
+                _ if makes_temp_tables(&sql) => Ok(()),   // Was run above.
+                true => client.batch_execute(&sql).await, // A script cannot be prepared; it is run and undone.
                 false => client.prepare(&sql).await.map(drop),
             };
             if let Err(error) = outcome {

@@ -123,7 +123,7 @@ fn versions_are_said_once() {
 }
 
 #[test]
-fn migrations_are_numbered_without_holes_and_named_in_lower_case() {
+fn migrations_are_numbered_upwards_and_named_in_lower_case() {
     let files = files();
     let names: Vec<String> = with_extension(&files, "sql")
         .filter(|file| file.starts_with("crates/store/migrations"))

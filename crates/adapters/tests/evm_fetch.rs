@@ -225,13 +225,15 @@ async fn one_log_missing_among_several_is_found_by_the_audit() {
     let honest = Node::start(chain(40, |_| 2)).await;
     let audited = |nodes: &[&Node]| {
         let mut config = config(nodes);
-        config.audit = Audit::OneIn(1);
+        config.audit = Audit::Receipts;
         EvmAdapter::new(config).expect("good")
     };
-    let adapter = audited(&[&liar, &honest]);
+    let adapter = adapter(&[&liar, &honest]);
     for _ in 0..4 {
-        let batches = read_all(&adapter, range(1, 37), FetchMode::History).await.expect("reads");
-        assert_eq!(tokens(&batches), truth(1, 37, |_| 2));
+        for mode in [FetchMode::History, FetchMode::Tip] {
+            let batches = read_all(&adapter, range(1, 37), mode).await.expect("reads");
+            assert_eq!(tokens(&batches), truth(1, 37, |_| 2));
+        }
     }
     let error =
         audited(&[&liar]).fetch(range(1, 37), FetchMode::History).await.expect_err("its receipts tell");
@@ -501,4 +503,14 @@ async fn a_wrong_chain_keeps_halting_and_one_wrong_endpoint_does_not() {
     down.fault(|faults| faults.broken = u32::MAX);
     let error = adapter(&[&wrong, &down]).fetch(range(1, 5), FetchMode::History).await.expect_err("nobody");
     assert_eq!(error.verdict(), Verdict::Retry, "{error}");
+}
+
+#[tokio::test]
+async fn a_node_that_fails_now_and_then_does_not_stop_a_wide_range() {
+    let node = Node::start(chain(300, few)).await;
+    node.fault(|faults| faults.every = 4);
+    let adapter = adapter(&[&node]);
+    let batches = read_all(&adapter, range(1, 297), FetchMode::History).await.expect("reads");
+    assert_eq!(batches.len(), 1, "thirty batches of headers, a quarter of them failing once");
+    assert_eq!(tokens(&batches), truth(1, 297, few));
 }

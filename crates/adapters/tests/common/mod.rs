@@ -35,8 +35,8 @@ impl Block {
     pub fn hash(&self) -> &str {
         self.body["hash"].as_str().expect("a hash")
     }
-    fn logs(&self) -> Vec<Value> {
-        self.receipts.iter().flat_map(|receipt| receipt["logs"].as_array().expect("logs").clone()).collect()
+    fn logs(&self) -> impl Iterator<Item = &Value> {
+        self.receipts.iter().flat_map(|receipt| receipt["logs"].as_array().expect("logs"))
     }
 }
 
@@ -47,6 +47,8 @@ pub struct Faults {
     pub throttle: u32,
     /// Answer so many requests with 500.
     pub broken: u32,
+    /// Answer one request in so many with 500; 0 never.
+    pub every: u64,
     /// Cut so many answers in the middle.
     pub truncate: u32,
     /// Batch answers come in reverse order.
@@ -148,7 +150,14 @@ async fn handle(State(shared): State<Shared>, body: String) -> Response {
     if throttle {
         return (StatusCode::TOO_MANY_REQUESTS, "slow down").into_response();
     }
-    if broken {
+    let every = shared.faults.lock().expect("no panic").every;
+    let served = {
+        let mut asked = shared.asked.lock().expect("no panic");
+        let served = asked.entry("requests".to_owned()).or_default();
+        *served += 1;
+        *served
+    };
+    if broken || (every > 0 && served % every == 0) {
         return (StatusCode::INTERNAL_SERVER_ERROR, "<html>oops</html>").into_response();
     }
     let answer = match &request {
@@ -280,12 +289,12 @@ fn logs(filter: &Value, chain: &[Block], faults: &Faults, first: u64) -> Result<
         }
         let mut of_block: Vec<Value> = block
             .logs()
-            .into_iter()
             .filter(|log| {
                 !log["topics"][0].is_null()
                     && any_of(&filter["topics"][0], &log["topics"][0])
                     && any_of(&filter["address"], &log["address"])
             })
+            .cloned()
             .collect();
         if faults.hide_first.contains(&height) && !of_block.is_empty() {
             of_block.remove(0);
@@ -430,7 +439,7 @@ pub fn fixtures() -> Option<PathBuf> {
     None
 }
 
-pub fn load(path: &std::path::Path) -> Value {
+pub fn load<T: serde::de::DeserializeOwned>(path: &std::path::Path) -> T {
     let bytes = std::fs::read(path).expect("readable");
     if path.extension().is_some_and(|extension| extension == "gz") {
         let mut plain = Vec::new();

@@ -101,7 +101,10 @@ impl Reader<'_> {
                 FetchMode::History => self.range_of_other(&other, range).await,
                 FetchMode::Tip => {
                     let asked = self.blocks_of_other(&other, headers);
-                    tokio::time::timeout(TIP_AUDIT_MAX, asked).await.ok().flatten()
+                    tokio::time::timeout(TIP_AUDIT_MAX, asked).await.unwrap_or_else(|_| {
+                        other.gave_up();
+                        None
+                    })
                 }
             };
             let Some(theirs) = theirs else { continue };

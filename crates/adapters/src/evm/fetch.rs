@@ -144,7 +144,9 @@ impl EvmAdapter {
     fn choose(&self, range: HeightRange, tried: &[Arc<Endpoint>]) -> Option<Arc<Endpoint>> {
         let open = |endpoint: &&Arc<Endpoint>| !tried.iter().any(|known| Arc::ptr_eq(known, endpoint));
         let ranked = self.pool.ranked();
-        let has_range = |endpoint: &&Arc<Endpoint>| endpoint.head() == 0 || endpoint.head() >= range.from().0;
+        // Heads are refreshed by every read and whenever finality moves; zero is an endpoint never asked.
+        let needed = range.last().0.min(self.pool.best_head());
+        let has_range = |endpoint: &&Arc<Endpoint>| endpoint.head() == 0 || endpoint.head() >= needed;
         let first = ranked.iter().filter(open).find(has_range);
         first.or_else(|| ranked.iter().find(open)).cloned()
     }

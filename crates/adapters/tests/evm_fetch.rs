@@ -514,3 +514,45 @@ async fn a_node_that_fails_now_and_then_does_not_stop_a_wide_range() {
     assert_eq!(batches.len(), 1, "thirty batches of headers, a quarter of them failing once");
     assert_eq!(tokens(&batches), truth(1, 297, few));
 }
+
+/// Reads like an ingester: an error that says retry is retried.
+async fn read_patiently(adapter: &EvmAdapter, asked: HeightRange, mode: FetchMode) -> Vec<(u64, u32)> {
+    let mut found = Vec::new();
+    let mut rest = Some(asked);
+    let mut errors = 0;
+    while let Some(open) = rest {
+        match adapter.fetch(open, mode).await {
+            Ok(batch) => {
+                rest = HeightRange::new(batch.covered.to(), open.to());
+                found.extend(tokens(&[batch]));
+            }
+            Err(error) => {
+                assert_eq!(error.verdict(), Verdict::Retry, "{error}");
+                errors += 1;
+                assert!(errors < 200, "no progress: {error}");
+            }
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn every_fault_at_once_ends_in_the_truth() {
+    for seed in 1..=8 {
+        let (one, two) = (Node::start(chain(120, few)).await, Node::start(chain(120, few)).await);
+        one.fault(|faults| faults.chaos = seed);
+        let mut small = config(&[&one]);
+        small.step_init = 16;
+        small.step_max = 40;
+        let alone = EvmAdapter::new(small.clone()).expect("good");
+        small.endpoints = vec![one.endpoint("one"), two.endpoint("two")];
+        let both = EvmAdapter::new(small).expect("good");
+        for mode in [FetchMode::History, FetchMode::Tip] {
+            assert_eq!(read_patiently(&alone, range(1, 100), mode).await, truth(1, 100, few), "seed {seed}");
+        }
+        // Single missing logs are seen where a second endpoint can be compared with.
+        one.fault(|faults| faults.chaos_partial = true);
+        let found = read_patiently(&both, range(1, 100), FetchMode::History).await;
+        assert_eq!(found, truth(1, 100, few), "seed {seed}");
+    }
+}

@@ -225,13 +225,15 @@ async fn one_log_missing_among_several_is_found_by_the_audit() {
     let honest = Node::start(chain(40, |_| 2)).await;
     let audited = |nodes: &[&Node]| {
         let mut config = config(nodes);
-        config.audit = Audit::OneIn(1);
+        config.audit = Audit::Receipts;
         EvmAdapter::new(config).expect("good")
     };
-    let adapter = audited(&[&liar, &honest]);
+    let adapter = adapter(&[&liar, &honest]);
     for _ in 0..4 {
-        let batches = read_all(&adapter, range(1, 37), FetchMode::History).await.expect("reads");
-        assert_eq!(tokens(&batches), truth(1, 37, |_| 2));
+        for mode in [FetchMode::History, FetchMode::Tip] {
+            let batches = read_all(&adapter, range(1, 37), mode).await.expect("reads");
+            assert_eq!(tokens(&batches), truth(1, 37, |_| 2));
+        }
     }
     let error =
         audited(&[&liar]).fetch(range(1, 37), FetchMode::History).await.expect_err("its receipts tell");
@@ -501,4 +503,56 @@ async fn a_wrong_chain_keeps_halting_and_one_wrong_endpoint_does_not() {
     down.fault(|faults| faults.broken = u32::MAX);
     let error = adapter(&[&wrong, &down]).fetch(range(1, 5), FetchMode::History).await.expect_err("nobody");
     assert_eq!(error.verdict(), Verdict::Retry, "{error}");
+}
+
+#[tokio::test]
+async fn a_node_that_fails_now_and_then_does_not_stop_a_wide_range() {
+    let node = Node::start(chain(300, few)).await;
+    node.fault(|faults| faults.every = 4);
+    let adapter = adapter(&[&node]);
+    let batches = read_all(&adapter, range(1, 297), FetchMode::History).await.expect("reads");
+    assert_eq!(batches.len(), 1, "thirty batches of headers, a quarter of them failing once");
+    assert_eq!(tokens(&batches), truth(1, 297, few));
+}
+
+/// Reads like an ingester: an error that says retry is retried.
+async fn read_patiently(adapter: &EvmAdapter, asked: HeightRange, mode: FetchMode) -> Vec<(u64, u32)> {
+    let mut found = Vec::new();
+    let mut rest = Some(asked);
+    let mut errors = 0;
+    while let Some(open) = rest {
+        match adapter.fetch(open, mode).await {
+            Ok(batch) => {
+                rest = HeightRange::new(batch.covered.to(), open.to());
+                found.extend(tokens(&[batch]));
+            }
+            Err(error) => {
+                assert_eq!(error.verdict(), Verdict::Retry, "{error}");
+                errors += 1;
+                assert!(errors < 200, "no progress: {error}");
+            }
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn every_fault_at_once_ends_in_the_truth() {
+    for seed in 1..=8 {
+        let (one, two) = (Node::start(chain(120, few)).await, Node::start(chain(120, few)).await);
+        one.fault(|faults| faults.chaos = seed);
+        let mut small = config(&[&one]);
+        small.step_init = 16;
+        small.step_max = 40;
+        let alone = EvmAdapter::new(small.clone()).expect("good");
+        small.endpoints = vec![one.endpoint("one"), two.endpoint("two")];
+        let both = EvmAdapter::new(small).expect("good");
+        for mode in [FetchMode::History, FetchMode::Tip] {
+            assert_eq!(read_patiently(&alone, range(1, 100), mode).await, truth(1, 100, few), "seed {seed}");
+        }
+        // Single missing logs are seen where a second endpoint can be compared with.
+        one.fault(|faults| faults.chaos_partial = true);
+        let found = read_patiently(&both, range(1, 100), FetchMode::History).await;
+        assert_eq!(found, truth(1, 100, few), "seed {seed}");
+    }
 }

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::sync::OnceLock;
+
 use alloy_primitives::U256;
 use proptest::prelude::*;
 use tidemark_adapters::contract::{BatchCase, RAW_EVENT_SCHEMA, adapter_contract};
@@ -76,7 +78,8 @@ fn batch(ids: &[u64], amounts: &[u64]) -> RawRecord {
 }
 
 fn parse(record: RawRecord) -> ParsedBlock {
-    adapter().parse(&block(vec![record]))
+    static ADAPTER: OnceLock<EvmAdapter> = OnceLock::new();
+    ADAPTER.get_or_init(adapter).parse(&block(vec![record]))
 }
 
 /// One line per event: kind, standard, token, legs.

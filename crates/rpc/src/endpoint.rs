@@ -181,6 +181,10 @@ impl Endpoint {
         lock(&self.health).success *= 0.35;
         metrics::counter!("rpc_endpoint_penalties_total", "endpoint" => self.label.clone()).increment(1);
     }
+    /// A caller with less patience than the method's limit gave up on it: counts as a failure.
+    pub fn gave_up(&self) {
+        self.failed(Instant::now());
+    }
     /// Can it be asked at `now` without waiting?
     pub(crate) fn is_ready(&self, now: Instant) -> bool {
         let cool = lock(&self.health).cool_until.is_some_and(|until| now < until);

@@ -447,8 +447,13 @@ impl Pool {
         if fresh() {
             return Ok(());
         }
-        let found: String = self.call_unchecked(endpoint, &Call::new("eth_chainId", json!([]))).await?;
-        let number = u64::from_str_radix(found.trim_start_matches("0x").trim_start_matches("0X"), 16).ok();
+        let ask = Call::new("eth_chainId", json!([]));
+        let mut found: String = self.call_unchecked(endpoint, &ask).await?;
+        if hex_number(&found) != Some(*chain_id) {
+            // A verdict that stops a network deserves a second look: one of many machines may be ill.
+            found = self.call_unchecked(endpoint, &ask).await?;
+        }
+        let number = hex_number(&found);
         if number != Some(*chain_id) {
             let shown = number.map_or_else(|| bounded(&found).to_owned(), |number| number.to_string());
             return Err(self.wrong_chain(endpoint, shown, chain_id.to_string()));
@@ -577,6 +582,11 @@ impl Pool {
         metrics::counter!("rpc_errors_total", "method" => method, "class" => error.label()).increment(1);
         tracing::debug!(network = %self.config.network, method, %error, action = "rpc_error", "A call failed.");
     }
+}
+
+fn hex_number(text: &str) -> Option<u64> {
+    let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"))?;
+    u64::from_str_radix(digits, 16).ok()
 }
 
 fn bad_answer(endpoint: &Endpoint, method: &'static str, error: &serde_json::Error) -> RpcError {

@@ -47,16 +47,20 @@ pub enum BloomPolicy {
     Ignore,
 }
 
-/// How often an accepted answer is compared with an independent one. The bloom cannot see one log missing
-/// among several of the same kind in one block; this can. The comparison asks a second endpoint for the
-/// same logs, or, where there is only one, the receipts of every block with records.
+/// Is an accepted answer compared with an independent one? The bloom cannot see one log missing among several
+/// of the same kind in one block; this can.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Audit {
     /// Never.
-    #[default]
     Off,
-    /// One sub-range in so many, chosen by its first height so that a repeated read repeats the choice.
-    OneIn(u64),
+    /// A second endpoint, if there is one that has the blocks, is asked for the same logs: one more request
+    /// per sub-range. Whatever it has and the first has not is settled by receipts. At the tip it must
+    /// answer quickly or it is not heard.
+    #[default]
+    SecondEndpoint,
+    /// As above; where there is no second endpoint, the receipts of every block with records are read: one
+    /// more request per such block.
+    Receipts,
 }
 
 /// What an EVM network needs to be read.
@@ -98,7 +102,7 @@ pub struct EvmConfig {
     pub headers_in_flight: usize,
     /// Is the bloom checked?
     pub bloom: BloomPolicy,
-    /// How often answers are compared.
+    /// Are answers compared with independent ones?
     pub audit: Audit,
     /// Time limits of calls.
     pub timeouts: Timeouts,

@@ -4,20 +4,25 @@
 //! the header's are complete, and settle the matter.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
+use tidemark_model::chain::FetchMode;
 use tidemark_model::ids::HeightRange;
 use tidemark_rpc::{Call, Class, Endpoint, RpcError};
 
 use super::bloom;
 use super::config::Audit;
 use super::fetch::{Miss, Reader};
+use super::hex::Quantity;
 use super::hex_number;
 use super::wire::{Header, Log, Receipt};
 
 /// Receipts of a busy block are megabytes: with a second endpoint to ask, only so many suspects per range are
 /// settled by receipts.
 const RECEIPTS_MAX: usize = 32;
+/// At the tip a second opinion must not cost more than this.
+const TIP_AUDIT_MAX: Duration = Duration::from_millis(500);
 
 /// What receipts can tell, the weaker first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,26 +85,44 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Compares accepted logs with an independent answer, as often as configured.
+    /// Compares accepted logs with an independent answer, as configured.
     pub(super) async fn audit(
         &self,
         range: HeightRange,
+        mode: FetchMode,
         headers: &[Header],
         logs: &[Log],
     ) -> Result<(), Miss> {
-        let Audit::OneIn(every) = self.adapter.config.audit else { return Ok(()) };
-        if range.from().0 % every.max(1) != 0 && every > 1 {
+        if self.adapter.config.audit == Audit::Off {
             return Ok(());
         }
         for other in self.others() {
-            let call = Call::new("eth_getLogs", json!([self.adapter.by_range(range)]));
-            self.sent(&other, 1);
-            let Ok(theirs) = self.adapter.pool.call::<Vec<Log>>(&other, &call).await else { continue };
-            let theirs: Vec<&Log> = theirs.iter().filter(|log| log.removed != Some(true)).collect();
-            if let Some(number) = first_difference(logs, &theirs) {
-                return self.arbitrate(number, headers, logs, &other).await;
-            }
-            self.passed("second_endpoint_agrees");
+            let theirs = match mode {
+                FetchMode::History => self.range_of_other(&other, range).await,
+                FetchMode::Tip => {
+                    let asked = self.blocks_of_other(&other, headers);
+                    tokio::time::timeout(TIP_AUDIT_MAX, asked).await.unwrap_or_else(|_| {
+                        other.gave_up();
+                        None
+                    })
+                }
+            };
+            let Some(theirs) = theirs else { continue };
+            return match only_theirs(logs, &theirs) {
+                None if theirs.len() < logs.len() => {
+                    // What we have was found in the headers' blooms: the other one left something out.
+                    other.penalise();
+                    self.passed("second_endpoint_has_less");
+                    Ok(())
+                }
+                None => {
+                    self.passed("second_endpoint_agrees");
+                    Ok(())
+                }
+                Some(number) => self.arbitrate(number, headers, logs, &other).await,
+            };
+        }
+        if self.adapter.config.audit != Audit::Receipts {
             return Ok(());
         }
         for header in headers.iter().filter(|header| !of_block(logs, header).is_empty()) {
@@ -114,7 +137,30 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Two endpoints disagree about a block: its receipts decide. Without them nobody is believed.
+    /// The logs another endpoint has for the range; `None` when it cannot say or is not that far.
+    async fn range_of_other(&self, other: &Endpoint, range: HeightRange) -> Option<Vec<Log>> {
+        let logs = Call::new("eth_getLogs", json!([self.adapter.by_range(range)]));
+        let head = Call::new("eth_blockNumber", json!([]));
+        self.sent(other, 2);
+        let (logs, head) = self.adapter.pool.pair::<Vec<Log>, Quantity>(other, logs, head).await.ok()?;
+        let (logs, head) = (logs.ok()?, head.ok()?);
+        other.saw_head(head.0);
+        (head.0 >= range.last().0).then(|| kept(logs))
+    }
+
+    /// The logs another endpoint has for these blocks, by hash.
+    async fn blocks_of_other(&self, other: &Endpoint, headers: &[Header]) -> Option<Vec<Log>> {
+        let calls: Vec<Call> = headers
+            .iter()
+            .map(|header| Call::new("eth_getLogs", json!([self.adapter.by_hash(&header.hash.0)])))
+            .collect();
+        self.sent(other, calls.len());
+        let answers = self.adapter.pool.batch::<Vec<Log>>(other, &calls).await.ok()?;
+        let answers: Option<Vec<Vec<Log>>> = answers.into_iter().map(Result::ok).collect();
+        Some(kept(answers?.into_iter().flatten().collect()))
+    }
+
+    /// Another endpoint has a log of this block that we have not, or has it otherwise: receipts decide.
     async fn arbitrate(
         &self,
         number: u64,
@@ -122,20 +168,18 @@ impl Reader<'_> {
         logs: &[Log],
         other: &Endpoint,
     ) -> Result<(), Miss> {
-        let clash = format!(
-            "{} and {} disagree about the logs of block {number}",
-            self.endpoint.label(),
-            other.label()
-        );
-        let Some(header) = headers.iter().find(|header| header.number.0 == number) else {
-            return Err(Miss::Bad(clash));
-        };
-        if self.receipts_say(header, of_block(logs, header)).await? == Proof::Proven {
+        if let Some(header) = headers.iter().find(|header| header.number.0 == number)
+            && self.receipts_say(header, of_block(logs, header)).await? == Proof::Proven
+        {
             other.penalise();
             self.passed("receipts_agree");
             return Ok(());
         }
-        Err(Miss::Bad(clash))
+        Err(Miss::Bad(format!(
+            "{} and {} disagree about the logs of block {number}",
+            self.endpoint.label(),
+            other.label()
+        )))
     }
 
     fn others(&self) -> Vec<Arc<Endpoint>> {
@@ -234,20 +278,24 @@ fn of_block<'a>(logs: &'a [Log], header: &Header) -> &'a [Log] {
     &logs[start..end]
 }
 
-/// The first block about which two answers differ.
-fn first_difference(ours: &[Log], theirs: &[&Log]) -> Option<u64> {
+fn kept(mut logs: Vec<Log>) -> Vec<Log> {
+    logs.retain(|log| log.removed != Some(true));
+    logs
+}
+
+/// The first block of which `theirs` has a log that `ours` has not, or has otherwise.
+fn only_theirs(ours: &[Log], theirs: &[Log]) -> Option<u64> {
+    let place = |log: &Log| (log.block_number.0, log.log_index.0);
     let same = |a: &Log, b: &Log| {
         a.block_hash == b.block_hash
-            && a.log_index == b.log_index
             && a.transaction_hash == b.transaction_hash
             && a.address == b.address
             && a.topics == b.topics
             && a.data == b.data
     };
-    let differs = ours.iter().zip(theirs).find(|(a, b)| !same(a, b));
-    if let Some((a, b)) = differs {
-        return Some(a.block_number.0.min(b.block_number.0));
-    }
-    let longer = ours.get(theirs.len()).or_else(|| theirs.get(ours.len()).copied());
-    longer.map(|log| log.block_number.0)
+    let extra = theirs.iter().find(|log| {
+        let at = ours.binary_search_by_key(&place(log), place);
+        !at.is_ok_and(|at| same(&ours[at], log))
+    });
+    extra.map(|log| log.block_number.0)
 }

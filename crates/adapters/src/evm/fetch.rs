@@ -49,6 +49,9 @@ impl From<RpcError> for Miss {
     }
 }
 
+/// Tries of one part of a range at one endpoint.
+const PART_TRIES: u32 = 5;
+
 /// One endpoint while it answers for one sub-range: counts requests and collects the names of checks.
 pub(super) struct Reader<'a> {
     pub(super) adapter: &'a EvmAdapter,
@@ -141,7 +144,9 @@ impl EvmAdapter {
     fn choose(&self, range: HeightRange, tried: &[Arc<Endpoint>]) -> Option<Arc<Endpoint>> {
         let open = |endpoint: &&Arc<Endpoint>| !tried.iter().any(|known| Arc::ptr_eq(known, endpoint));
         let ranked = self.pool.ranked();
-        let has_range = |endpoint: &&Arc<Endpoint>| endpoint.head() == 0 || endpoint.head() >= range.from().0;
+        // Heads are refreshed by every read and whenever finality moves; zero is an endpoint never asked.
+        let needed = range.last().0.min(self.pool.best_head());
+        let has_range = |endpoint: &&Arc<Endpoint>| endpoint.head() == 0 || endpoint.head() >= needed;
         let first = ranked.iter().filter(open).find(has_range);
         first.or_else(|| ranked.iter().find(open)).cloned()
     }
@@ -235,7 +240,7 @@ impl Reader<'_> {
             }
         };
         let headers = self.headers(&numbers).await?;
-        self.finish(range, headers, logs, sorted.foreign, head, coverage).await
+        self.finish(range, FetchMode::History, headers, logs, sorted.foreign, head, coverage).await
     }
 
     /// Logs and the head of the machine that gave them, in one request.
@@ -270,10 +275,37 @@ impl Reader<'_> {
         Ok(headers)
     }
 
+    /// One batch of headers. A range needs many of them, so one that fails is asked for again here: giving
+    /// up the whole range for it would never end with a node that fails now and then.
     async fn header_batch(&self, numbers: Vec<u64>) -> Result<Vec<Header>, Miss> {
-        let calls: Vec<Call> = numbers.iter().map(|number| header_call(*number)).collect();
-        let headers = self.all::<Option<Header>>(&calls).await?;
-        numbers.iter().zip(headers).map(|(number, header)| self.the_header(*number, header)).collect()
+        let mut found: Vec<Option<Header>> = vec![None; numbers.len()];
+        let mut last = None;
+        for failures in 0..PART_TRIES {
+            let open: Vec<usize> = (0..numbers.len()).filter(|index| found[*index].is_none()).collect();
+            let calls: Vec<Call> = open.iter().map(|index| header_call(numbers[*index])).collect();
+            self.sent(self.endpoint, calls.len());
+            match self.adapter.pool.batch::<Option<Header>>(self.endpoint, &calls).await {
+                Ok(answers) => {
+                    for (index, answer) in open.into_iter().zip(answers) {
+                        let header = answer.map_err(Miss::from);
+                        match header.and_then(|header| self.the_header(numbers[index], header)) {
+                            Ok(header) => found[index] = Some(header),
+                            Err(miss) => last = Some(miss),
+                        }
+                    }
+                }
+                Err(error) => last = Some(Miss::from(error)),
+            }
+            if found.iter().all(Option::is_some) {
+                return Ok(found.into_iter().flatten().collect());
+            }
+            if !matches!(last, Some(Miss::Rpc(_) | Miss::Behind(_))) {
+                break;
+            }
+            let pause = self.adapter.pool.backoff().pause(failures);
+            tokio::time::sleep(self.adapter.pool.cooling().unwrap_or_default().max(pause)).await;
+        }
+        Err(last.unwrap_or_else(|| Miss::Behind("headers are missing".to_owned())))
     }
 
     fn the_header(&self, number: u64, header: Option<Header>) -> Result<Header, Miss> {
@@ -323,7 +355,7 @@ impl Reader<'_> {
         }
         self.passed("log_order");
         self.passed("logs_by_hash");
-        self.finish(covered, headers, logs, foreign, head, BlockCoverage::All).await
+        self.finish(covered, FetchMode::Tip, headers, logs, foreign, head, BlockCoverage::All).await
     }
 
     /// One block whose logs are too many for one answer: topic by topic, then from its receipts.
@@ -345,7 +377,7 @@ impl Reader<'_> {
         self.passed("log_order");
         self.count_removed(sorted.removed);
         let head = self.endpoint.head();
-        self.finish(range, header, logs, sorted.foreign, head, BlockCoverage::All).await
+        self.finish(range, FetchMode::Tip, header, logs, sorted.foreign, head, BlockCoverage::All).await
     }
 
     async fn logs_by_topic(&self, hash: &[u8; 32]) -> Result<Vec<Log>, Miss> {
@@ -363,9 +395,11 @@ impl Reader<'_> {
     }
 
     /// Headers and logs against each other, second opinions where the bloom promises more, and the result.
+    #[expect(clippy::too_many_arguments, reason = "the parts of one answer, used in one place")]
     async fn finish(
         &self,
         covered: HeightRange,
+        mode: FetchMode,
         headers: Vec<Header>,
         logs: Vec<Log>,
         foreign: u64,
@@ -380,7 +414,7 @@ impl Reader<'_> {
             self.passed("bloom");
         }
         self.confirm(&suspects, &logs).await?;
-        self.audit(covered, &headers, &logs).await?;
+        self.audit(covered, mode, &headers, &logs).await?;
         let blocks = self.blocks(headers, &logs).map_err(Miss::Bad)?;
         let records = blocks.iter().map(|block| u64::try_from(block.records.len()).unwrap_or(u64::MAX)).sum();
         Ok(RawBatch { covered, blocks, evidence: self.evidence(head, records, foreign, coverage) })

@@ -151,9 +151,7 @@ impl Reader<'_> {
             let receipt = receipt.ok_or_else(|| bad("a transaction without receipt"))?;
             let extra = extras.iter_mut().find(|extra| names(extra.as_ref(), &hash)).and_then(Option::take);
             let index = u32::try_from(index).map_err(|_| bad("too many transactions"))?;
-            built
-                .transactions
-                .push(transaction(tx, index, hash, receipt, extra).map_err(|reason| bad(reason))?);
+            built.transactions.push(transaction(tx, index, hash, receipt, extra).map_err(&bad)?);
         }
         if let Value::Object(fields) = &mut body {
             for column in ["number", "hash", "parentHash", "timestamp", "transactions", "logsBloom"] {

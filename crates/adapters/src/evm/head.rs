@@ -3,6 +3,7 @@
 //! A latest lower than before is a lagging node, not an error; finality never goes back.
 
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
@@ -13,6 +14,9 @@ use tidemark_rpc::{Call, Class, Endpoint, RpcError};
 use super::config::FinalityRule;
 use super::wire::Header;
 use super::{EvmAdapter, block_ref, header_call};
+
+/// Longest wait for the other endpoints' word on finality.
+const QUORUM_WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// What one endpoint says.
 struct Word {
@@ -104,8 +108,7 @@ impl EvmAdapter {
         let mut finalized = word.finalized;
         if moved && self.pool.endpoints().len() > 1 {
             let others = self.pool.ranked().into_iter().filter(|endpoint| !Arc::ptr_eq(endpoint, asked));
-            let words =
-                join_all(others.map(|endpoint| async move { self.word_of(&endpoint).await.ok() })).await;
+            let words = join_all(others.map(|endpoint| self.word_in_time(endpoint))).await;
             let mut reported: Vec<Option<BlockRef>> =
                 words.into_iter().flatten().map(|word| word.finalized).chain([word.finalized]).collect();
             finalized = self.majority(&mut reported)?;
@@ -118,6 +121,17 @@ impl EvmAdapter {
         };
         *slot = newest;
         Ok(Head { latest: word.latest, safe: word.safe, finalized: newest })
+    }
+
+    /// What another endpoint says, if it says so soon: a slow one must not hold the tip back.
+    async fn word_in_time(&self, endpoint: Arc<Endpoint>) -> Option<Word> {
+        match tokio::time::timeout(QUORUM_WAIT_MAX, self.word_of(&endpoint)).await {
+            Ok(word) => word.ok(),
+            Err(_) => {
+                endpoint.gave_up();
+                None
+            }
+        }
     }
 
     /// The highest block that more than half of the answering endpoints have reached.

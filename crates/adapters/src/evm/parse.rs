@@ -105,7 +105,7 @@ type Word = [u8; 32];
 fn read(record: &RawRecord) -> Result<Reading, &'static str> {
     let contract =
         <[u8; 20]>::try_from(&record.emitter[..]).map_err(|_| "the emitter is not an address of 20 bytes")?;
-    if record.topics.len() % 32 != 0 {
+    if !record.topics.len().is_multiple_of(32) {
         return Err("topics are not whole words of 32 bytes");
     }
     let topics: Vec<&Word> = record.topics.chunks_exact(32).filter_map(|word| word.try_into().ok()).collect();

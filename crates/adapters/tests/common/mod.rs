@@ -35,8 +35,8 @@ impl Block {
     pub fn hash(&self) -> &str {
         self.body["hash"].as_str().expect("a hash")
     }
-    fn logs(&self) -> Vec<Value> {
-        self.receipts.iter().flat_map(|receipt| receipt["logs"].as_array().expect("logs").clone()).collect()
+    fn logs(&self) -> impl Iterator<Item = &Value> {
+        self.receipts.iter().flat_map(|receipt| receipt["logs"].as_array().expect("logs"))
     }
 }
 
@@ -47,6 +47,12 @@ pub struct Faults {
     pub throttle: u32,
     /// Answer so many requests with 500.
     pub broken: u32,
+    /// Answer one request in so many with 500; 0 never.
+    pub every: u64,
+    /// A seed: requests fail, answers are cut or miss an item, and logs come back empty, at random. 0 never.
+    pub chaos: u64,
+    /// Under chaos, leave single logs out, too.
+    pub chaos_partial: bool,
     /// Cut so many answers in the middle.
     pub truncate: u32,
     /// Batch answers come in reverse order.
@@ -148,7 +154,22 @@ async fn handle(State(shared): State<Shared>, body: String) -> Response {
     if throttle {
         return (StatusCode::TOO_MANY_REQUESTS, "slow down").into_response();
     }
-    if broken {
+    let (every, chaos) = {
+        let faults = shared.faults.lock().expect("no panic");
+        (faults.every, faults.chaos)
+    };
+    let served = {
+        let mut asked = shared.asked.lock().expect("no panic");
+        let served = asked.entry("requests".to_owned()).or_default();
+        *served += 1;
+        *served
+    };
+    let dice = if chaos == 0 { 100 } else { random(chaos, served) % 100 };
+    if dice < 4 {
+        return (StatusCode::TOO_MANY_REQUESTS, "slow down").into_response();
+    }
+    let (broken, truncate, omit) = (broken || dice < 8, truncate || dice == 8, omit || dice == 9);
+    if broken || (every > 0 && served % every == 0) {
         return (StatusCode::INTERNAL_SERVER_ERROR, "<html>oops</html>").into_response();
     }
     let answer = match &request {
@@ -176,12 +197,32 @@ fn answer(shared: &Shared, request: &Value) -> Value {
     *shared.asked.lock().expect("no panic").entry(method.to_owned()).or_default() += 1;
     let faults = shared.faults.lock().expect("no panic").clone();
     let chain = shared.chain.lock().expect("no panic");
+    let mut faults = faults;
+    if faults.chaos > 0 && method == "eth_getLogs" {
+        let count = shared.asked.lock().expect("no panic")[method];
+        match random(faults.chaos ^ 0xabcd, count) % 20 {
+            0 => faults.hide = (0..1000).collect(),
+            1 if faults.chaos_partial => faults.hide_first = (0..1000).collect(),
+            2 => faults.doubled = true,
+            3 => faults.lag = 15,
+            _ => {}
+        }
+    }
     match reply(method, &request["params"], &chain, &faults) {
         Ok(result) => json!({ "jsonrpc": "2.0", "id": request["id"], "result": result }),
         Err((code, message)) => {
             json!({ "jsonrpc": "2.0", "id": request["id"], "error": { "code": code, "message": message } })
         }
     }
+}
+
+/// SplitMix64: the same seed and number give the same value.
+fn random(seed: u64, number: u64) -> u64 {
+    let mut value =
+        seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(number.wrapping_mul(0xd134_2543_de82_ef95));
+    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
 }
 
 fn number(value: &Value) -> u64 {
@@ -280,12 +321,12 @@ fn logs(filter: &Value, chain: &[Block], faults: &Faults, first: u64) -> Result<
         }
         let mut of_block: Vec<Value> = block
             .logs()
-            .into_iter()
             .filter(|log| {
                 !log["topics"][0].is_null()
                     && any_of(&filter["topics"][0], &log["topics"][0])
                     && any_of(&filter["address"], &log["address"])
             })
+            .cloned()
             .collect();
         if faults.hide_first.contains(&height) && !of_block.is_empty() {
             of_block.remove(0);
@@ -430,7 +471,7 @@ pub fn fixtures() -> Option<PathBuf> {
     None
 }
 
-pub fn load(path: &std::path::Path) -> Value {
+pub fn load<T: serde::de::DeserializeOwned>(path: &std::path::Path) -> T {
     let bytes = std::fs::read(path).expect("readable");
     if path.extension().is_some_and(|extension| extension == "gz") {
         let mut plain = Vec::new();

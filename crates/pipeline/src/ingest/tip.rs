@@ -10,14 +10,22 @@ use tidemark_store::lease;
 use tidemark_store::partitions::RAW_TABLES;
 use tidemark_store::raw::{self, orphans};
 
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
 use super::events::{self, Around};
 use super::step::{self, Phase, Step};
 use super::{Core, IngestError, WORKER, crash_point};
 
 impl Core {
     /// Follows the tip until a wide gap below finality opens (an outage), or an error.
-    pub(super) async fn tip(self: &Arc<Self>, head: Head) -> Result<(), IngestError> {
+    pub(super) async fn tip(
+        self: &Arc<Self>,
+        head: Head,
+        indexing: &mut JoinSet<()>,
+    ) -> Result<(), IngestError> {
         self.set_state("tip");
+        let mut looked_at: Option<Instant> = None;
         let mut known = head;
         let mut is_fresh = true;
         loop {
@@ -38,6 +46,11 @@ impl Core {
                 cursor = self.take(cursor, &head, finalized, batch).await?;
             }
             self.settle(&head).await?;
+            if looked_at.is_none_or(|at| at.elapsed() >= self.options.head_refresh) {
+                // Partitions that history filled and the tip has left behind.
+                self.index_done(indexing, cursor.next).await?;
+                looked_at = Some(Instant::now());
+            }
             known = head;
         }
     }

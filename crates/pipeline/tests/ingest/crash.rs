@@ -101,3 +101,79 @@ async fn fifty_kills_during_one_history_need_no_hand() {
     world.assert_equals_chain().await;
     world.assert_events_from(881).await;
 }
+
+/// Numbers that a failing seed gives again.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
+/// Growth, reorgs above finality, finality, bad answers and kills in any order end in the chain itself.
+async fn storm(seed: u64) {
+    let mut dice = Dice(seed);
+    let world = World::new(FakeChain::new(dice.below(30), 60 + dice.below(60), None)).await;
+    world.chain.answer_blocks.store(1 + dice.below(15), Ordering::Relaxed);
+    let mut running = vec![world.start(options("a"))];
+    for _ in 0..40 {
+        match dice.below(6) {
+            0 => world.chain.change(|chain| chain.grow(1 + dice.below(40))),
+            1 => world.chain.change(|chain| {
+                let free = chain.next() - 1 - chain.finalized.unwrap_or(chain.next() - 9);
+                let depth = 1 + dice.below(8);
+                if depth <= free {
+                    chain.reorg(depth, dice.below(3));
+                }
+            }),
+            2 => world.chain.change(|chain| {
+                // Nodes never finalize what may still be replaced by more than the limit.
+                let line = chain.next() - 1 - dice.below(9);
+                chain.finalized = chain.finalized.max(Some(line));
+            }),
+            3 => {
+                for _ in 0..dice.below(4) {
+                    world.chain.fail(world.chain.unavailable());
+                }
+            }
+            4 => {
+                for killed in running.drain(..) {
+                    killed.task.abort();
+                    let _ = killed.task.await;
+                }
+                running.push(world.start(options("a")));
+                if dice.below(2) == 0 {
+                    running.push(world.start(options("b")));
+                }
+            }
+            _ => tokio::time::sleep(Duration::from_millis(dice.below(30))).await,
+        }
+    }
+    let (height, truth) = (Height(world.height()), world.chain.chain.lock().unwrap().head().hash);
+    eventually(&format!("the end of seed {seed}"), async || {
+        let conn = world.conn().await;
+        match tidemark_store::cursor::read(&conn, "evm:7:shard-0").await {
+            Ok(cursor) => cursor.next == height && cursor.last_hash == Some(truth),
+            Err(_) => false, // Killed before its first look.
+        }
+    })
+    .await;
+    for last in running {
+        last.end().await;
+    }
+    world.assert_equals_chain().await;
+    let seen = world.replayed().await;
+    let chain = world.chain.chain.lock().unwrap();
+    for (height, hash) in &seen {
+        assert_eq!(*hash, chain.at(*height).unwrap().hash.to_string(), "seed {seed}, height {height}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn any_order_of_events_ends_in_the_chain() {
+    for seed in 0..8 {
+        storm(seed).await;
+    }
+}

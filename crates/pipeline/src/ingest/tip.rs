@@ -215,7 +215,10 @@ impl Core {
         let far =
             step::phase(cursor.next, head.finalized.map(|block| block.height), self.options.history_gap_min);
         let due = advanced.filter(|block| block.height < cursor.next || far == Phase::History);
-        if due.is_some() || stored.is_none_or(|stored| stored.latest != Some(head.latest.height)) {
+        // Blocks that are about to be written report the head themselves.
+        let is_told_later = far == Phase::Tip && cursor.next <= head.latest.height;
+        let is_new = stored.is_none_or(|stored| stored.latest != Some(head.latest.height));
+        if due.is_some() || (is_new && !is_told_later) {
             self.record_head(head, due).await?;
         }
         let finalized = due.map(|block| block.height).or(recorded);

@@ -204,12 +204,15 @@ impl Partitions {
         range: HeightRange,
     ) -> Result<(), StoreError> {
         for table in tables {
-            if self.known(*table, network).made.is_some_and(|made| holds(made, range)) {
+            let size = self.sizes_of(network).of(*table);
+            let needed =
+                HeightRange::inclusive(range.from(), range.last().plus(LOOKAHEAD.saturating_mul(size)))
+                    .unwrap_or(range);
+            if self.known(*table, network).made.is_some_and(|made| holds(made, needed)) {
                 continue;
             }
-            let size = self.sizes_of(network).of(*table);
-            let made = make(conn, *table, network, range, size).await?;
-            self.remember(*table, network, |known| known.made = Some(made));
+            let made = make(conn, *table, network, needed, size).await?;
+            self.remember(*table, network, |known| known.made = Some(union(known.made, made)));
         }
         Ok(())
     }
@@ -275,6 +278,13 @@ fn holds(outer: HeightRange, inner: HeightRange) -> bool {
     outer.from() <= inner.from() && inner.to() <= outer.to()
 }
 
+/// Both, where they touch; else the newer one.
+fn union(old: Option<HeightRange>, new: HeightRange) -> HeightRange {
+    old.filter(|old| old.from() <= new.to() && new.from() <= old.to())
+        .and_then(|old| HeightRange::new(old.from().min(new.from()), old.to().max(new.to())))
+        .unwrap_or(new)
+}
+
 /// Builds a partition's secondary indexes and notes it. Doing it again changes nothing.
 pub async fn index_partition(conn: &mut Conn, partition: &Partition) -> Result<(), StoreError> {
     let tx = conn.tx().await?;
@@ -297,7 +307,7 @@ pub async fn index_partition(conn: &mut Conn, partition: &Partition) -> Result<(
     tx.commit().await
 }
 
-/// Makes what is missing of `range` plus the lookahead; gives the heights that exist around it.
+/// Makes what is missing of `range`; gives the heights that exist around it.
 async fn make(
     conn: &mut Conn,
     table: Table,
@@ -307,7 +317,7 @@ async fn make(
 ) -> Result<HeightRange, StoreError> {
     let tx = conn.tx().await?;
     tx.query_one("lock the partitions", LOCK, &[&LOCK_KEY]).await?;
-    let last = range.last().plus(LOOKAHEAD.saturating_mul(size));
+    let last = range.last();
     let floor = Height(range.from().0 / size * size);
     let rows = tx
         .query("list partitions", LIST, &[&table.name(), &network.0, &floor.as_i64(), &last.as_i64()])

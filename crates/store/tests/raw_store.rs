@@ -1,5 +1,7 @@
 //! raw.* against a real server: what goes in comes out, on every path; partitions, leases' neighbours, errors.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
+
 use std::collections::HashMap;
 use std::sync::Arc;
 

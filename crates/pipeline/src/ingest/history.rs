@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::step::{self, Phase};
+use super::step::{self, AskSize, Phase};
 use super::{Backoff, Core, IngestError, Response, WORKER, crash_point};
 
 /// Fetched batches that wait for the writer; with the one being fetched and the one being written this hides
@@ -39,14 +39,17 @@ enum Fence<'a> {
 
 impl Core {
     /// Reads until no wide gap is left below the finalized height.
-    pub(super) async fn history(self: &Arc<Self>, head: &Head) -> Result<(), IngestError> {
+    pub(super) async fn history(
+        self: &Arc<Self>,
+        head: &Head,
+        indexing: &mut JoinSet<()>,
+    ) -> Result<(), IngestError> {
         self.set_state("history");
         let held = Held::default();
         let mut keeper = JoinSet::new();
         keeper.spawn(Arc::clone(self).keep_leases(Arc::clone(&held)));
         let mut tasks: JoinSet<Result<(), IngestError>> = JoinSet::new();
         let mut ranges: HashMap<tokio::task::Id, Lease> = HashMap::new();
-        let mut indexing: JoinSet<()> = JoinSet::new();
         let mut head = head.clone();
         let mut head_at = Instant::now();
         let mut idle = Backoff::new(&self.options);
@@ -58,7 +61,7 @@ impl Core {
             let Some(finalized) = head.finalized.map(|block| block.height) else { return Ok(()) };
             self.reap().await?;
             let cursor = self.commit_done(&head).await?;
-            self.index_done(&mut indexing, cursor.next).await?;
+            self.index_done(indexing, cursor.next).await?;
             while tasks.len() < self.options.ranges_in_flight.max(1) {
                 let Some(lease) = self.claim(finalized).await? else { break };
                 held.lock().expect("no panic while held").insert(lease.id, lease.clone());
@@ -168,7 +171,7 @@ impl Core {
     }
 
     /// Builds the indexes of partitions whose history is done, one at a time, beside the reading.
-    async fn index_done(
+    pub(super) async fn index_done(
         self: &Arc<Self>,
         indexing: &mut JoinSet<()>,
         done: Height,
@@ -294,8 +297,10 @@ impl Core {
         let (sender, mut receiver) = mpsc::channel(FETCHED_BATCHES_MAX);
         let fetch = async move {
             let (mut rest, mut parent) = (Some(range), parent);
+            let mut size = AskSize::new(self.options.fetch_blocks_max, self.options.fetch_records);
             while let Some(open) = rest {
-                let batch = self.fetch_patiently(open, parent).await?;
+                let batch = self.fetch_patiently(open, parent, &mut size).await?;
+                size.learn(batch.covered.blocks(), batch.evidence.records);
                 rest = HeightRange::new(batch.covered.to(), open.to());
                 let last = batch.blocks.last().filter(|block| block.height == batch.covered.last());
                 parent = last.map(|block| block.hash);
@@ -323,11 +328,11 @@ impl Core {
         &self,
         range: HeightRange,
         parent: Option<BlockHash>,
+        size: &mut AskSize,
     ) -> Result<RawBatch, IngestError> {
         let mut backoff = Backoff::new(&self.options);
-        let mut blocks = self.options.fetch_blocks_max.max(1);
         loop {
-            let (ask, _) = range.split_first(blocks);
+            let (ask, _) = range.split_first(size.blocks());
             let error = match self.fetch(ask, FetchMode::History, parent).await {
                 Ok(batch) => return Ok(batch),
                 Err(error) => error,
@@ -335,7 +340,7 @@ impl Core {
             let severity = match error.verdict() {
                 Verdict::Halt => return Err(error.into()),
                 Verdict::Narrow if ask.blocks() > 1 => {
-                    blocks = ask.blocks() / 2;
+                    size.halve();
                     continue;
                 }
                 Verdict::Narrow => Severity::Fatal,

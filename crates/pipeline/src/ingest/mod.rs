@@ -33,6 +33,7 @@ use tidemark_store::partitions::{PartitionSizes, Partitions};
 use tidemark_store::raw::{PAYLOAD_INLINE_MAX_BYTES, Prepared, RawError, RawWriter};
 use tidemark_store::{Db, StoreError, Tx, Verdict as StoreVerdict};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use metrics::IngestMetrics;
@@ -70,6 +71,8 @@ pub struct IngestOptions {
     pub lease_ttl: Duration,
     /// Most heights asked of the adapter at once.
     pub fetch_blocks_max: u64,
+    /// Records one history transaction aims at; bounds memory.
+    pub fetch_records: u64,
     /// Most blocks of one tip transaction.
     pub tip_blocks_max: u64,
     /// A gap below finality wider than this is read as history.
@@ -103,6 +106,7 @@ impl Default for IngestOptions {
             lease_range: 50_000,
             lease_ttl: Duration::from_secs(30),
             fetch_blocks_max: 20_000,
+            fetch_records: 20_000,
             tip_blocks_max: 64,
             history_gap_min: 64,
             payload_inline_max_bytes: PAYLOAD_INLINE_MAX_BYTES,
@@ -133,6 +137,12 @@ pub enum IngestError {
     #[error("{reason}")]
     Halt {
         /// What happened and what to do.
+        reason: String,
+    },
+    /// The network was halted before we started, and nobody has let it go on.
+    #[error("{reason}")]
+    StillHalted {
+        /// As stored.
         reason: String,
     },
     /// A test asked for a crash.
@@ -178,7 +188,7 @@ impl IngestError {
                 StoreVerdict::Fatal => Response::Fail,
             },
             Self::Blob(_) => Response::Retry,
-            Self::Halt { .. } => Response::Halt,
+            Self::Halt { .. } | Self::StillHalted { .. } => Response::Halt,
             Self::Crashed { .. } => Response::Fail,
         }
     }
@@ -303,8 +313,12 @@ impl Ingester {
                     core.pause(&stop, backoff.next()).await;
                 }
                 Response::Halt => {
-                    core.report(&error, Severity::Fatal).await;
-                    core.halt(&error.to_string(), &stop, &mut backoff).await;
+                    // Written once: writing it again could undo an operator's word that came in between.
+                    let is_known = matches!(error, IngestError::StillHalted { .. });
+                    if !is_known {
+                        core.report(&error, Severity::Fatal).await;
+                    }
+                    core.halt(&error.to_string(), is_known, &stop, &mut backoff).await;
                 }
                 Response::Fail => {
                     core.report(&error, Severity::Fatal).await;
@@ -334,16 +348,18 @@ impl Core {
         let stored = cursor::head(&conn, self.network()).await?;
         drop(conn);
         if let Some(reason) = stored.and_then(|head| head.halted) {
-            return Err(IngestError::Halt { reason });
+            return Err(IngestError::StillHalted { reason });
         }
         self.metrics.halted(false);
         self.note_position(&cursor, None);
+        // Index builds outlive a change of phase.
+        let mut indexing = JoinSet::new();
         loop {
             let head = self.adapter.head().await?;
             let (cursor, finalized) = self.settle(&head).await?;
             match step::phase(cursor.next, finalized, self.options.history_gap_min) {
-                Phase::History => self.history(&head).await?,
-                Phase::Tip => self.tip(head).await?,
+                Phase::History => self.history(&head, &mut indexing).await?,
+                Phase::Tip => self.tip(head, &mut indexing).await?,
             }
         }
     }
@@ -355,11 +371,11 @@ impl Core {
     }
 
     /// Stops the network until an operator takes the reason away. The reason survives a restart.
-    async fn halt(&self, reason: &str, stop: &CancellationToken, backoff: &mut Backoff) {
+    async fn halt(&self, reason: &str, is_known: bool, stop: &CancellationToken, backoff: &mut Backoff) {
         self.set_state("halted");
         self.metrics.halted(true);
         tracing::error!(network = %self.network(), reason, action = "halt", "The network is halted; the others go on.");
-        let mut written = false;
+        let mut written = is_known;
         while !stop.is_cancelled() {
             match self.halt_step(reason, &mut written).await {
                 Ok(true) => return,

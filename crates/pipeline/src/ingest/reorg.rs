@@ -126,7 +126,7 @@ impl Core {
         let max = self.adapter.network().reorg_depth_max;
         let reason = match stored.is_bedrock {
             true => format!(
-                "no common ancestor with {last} down to {}, which is final: the chain or its nodes are broken; check \
+                "no common ancestor with {last} down to {}, which is final or our first block: the chain or its nodes are broken; check \
                  the nodes, then rewind or remove the halt",
                 stored.lowest
             ),

@@ -90,6 +90,37 @@ fn repeated_index(block: &RawBlock) -> Option<u32> {
     block.records.windows(2).find_map(next)
 }
 
+/// How many heights to ask for at once, so that an answer holds about as many records as one transaction
+/// should. The adapter sizes its own requests to what its nodes allow; this bounds our memory.
+#[derive(Debug, Clone, Copy)]
+pub struct AskSize {
+    blocks: u64,
+    blocks_max: u64,
+    records: u64,
+}
+
+impl AskSize {
+    /// Begins small and grows to at most `blocks_max` heights, aiming at `records` records.
+    pub fn new(blocks_max: u64, records: u64) -> Self {
+        let blocks_max = blocks_max.max(1);
+        Self { blocks: blocks_max.min(1000), blocks_max, records: records.max(1) }
+    }
+    /// Heights to ask for now.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+    /// Learns from an answer of `records` records over `blocks` heights.
+    pub fn learn(&mut self, blocks: u64, records: u64) {
+        let fitting = blocks.saturating_mul(self.records) / records.max(1);
+        // Twice as much at most: the next blocks may be denser.
+        self.blocks = fitting.min(self.blocks.saturating_mul(2)).clamp(1, self.blocks_max);
+    }
+    /// The answer was too large for every node.
+    pub fn halve(&mut self) {
+        self.blocks = (self.blocks / 2).max(1);
+    }
+}
+
 /// The parts of `range` that no tile covers. `tiles` are in order.
 pub fn uncovered(range: HeightRange, tiles: &[Tile]) -> Vec<HeightRange> {
     let mut open = Vec::new();
@@ -216,6 +247,24 @@ mod tests {
         let mut fewer = batch(1, 2, vec![block(1, 1, 0)]);
         fewer.evidence.records = 1;
         assert!(batch_fault(range(1, 2), &fewer, None).is_some(), "a record less");
+    }
+
+    #[test]
+    fn the_ask_follows_the_density_of_records() {
+        let mut ask = AskSize::new(20_000, 10_000);
+        assert_eq!(ask.blocks(), 1000);
+        ask.learn(1000, 0);
+        assert_eq!(ask.blocks(), 2000);
+        for _ in 0..10 {
+            ask.learn(ask.blocks(), 10);
+        }
+        assert_eq!(ask.blocks(), 20_000);
+        ask.learn(20_000, 2_000_000);
+        assert_eq!(ask.blocks(), 100);
+        ask.learn(1, 1_000_000);
+        assert_eq!(ask.blocks(), 1);
+        ask.halve();
+        assert_eq!(ask.blocks(), 1);
     }
 
     #[test]

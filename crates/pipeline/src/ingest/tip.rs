@@ -10,14 +10,22 @@ use tidemark_store::lease;
 use tidemark_store::partitions::RAW_TABLES;
 use tidemark_store::raw::{self, orphans};
 
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
 use super::events::{self, Around};
 use super::step::{self, Phase, Step};
 use super::{Core, IngestError, WORKER, crash_point};
 
 impl Core {
     /// Follows the tip until a wide gap below finality opens (an outage), or an error.
-    pub(super) async fn tip(self: &Arc<Self>, head: Head) -> Result<(), IngestError> {
+    pub(super) async fn tip(
+        self: &Arc<Self>,
+        head: Head,
+        indexing: &mut JoinSet<()>,
+    ) -> Result<(), IngestError> {
         self.set_state("tip");
+        let mut looked_at: Option<Instant> = None;
         let mut known = head;
         let mut is_fresh = true;
         loop {
@@ -38,6 +46,11 @@ impl Core {
                 cursor = self.take(cursor, &head, finalized, batch).await?;
             }
             self.settle(&head).await?;
+            if looked_at.is_none_or(|at| at.elapsed() >= self.options.head_refresh) {
+                // Partitions that history filled and the tip has left behind.
+                self.index_done(indexing, cursor.next).await?;
+                looked_at = Some(Instant::now());
+            }
             known = head;
         }
     }
@@ -202,7 +215,10 @@ impl Core {
         let far =
             step::phase(cursor.next, head.finalized.map(|block| block.height), self.options.history_gap_min);
         let due = advanced.filter(|block| block.height < cursor.next || far == Phase::History);
-        if due.is_some() || stored.is_none_or(|stored| stored.latest != Some(head.latest.height)) {
+        // Blocks that are about to be written report the head themselves.
+        let is_told_later = far == Phase::Tip && cursor.next <= head.latest.height;
+        let is_new = stored.is_none_or(|stored| stored.latest != Some(head.latest.height));
+        if due.is_some() || (is_new && !is_told_later) {
             self.record_head(head, due).await?;
         }
         let finalized = due.map(|block| block.height).or(recorded);

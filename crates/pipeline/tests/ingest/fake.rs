@@ -66,7 +66,8 @@ impl Chain {
 /// Some blocks empty, some with records of several transactions, some records with a payload or a big body.
 fn block(height: u64, parent: BlockHash, fork: u8) -> RawBlock {
     let name = hash(&[b"block", &height.to_be_bytes(), &[fork], &parent.0]);
-    let count = if height % 3 == 0 { 0 } else { u32::try_from(height % 5).unwrap() + u32::from(fork % 2) };
+    let count =
+        if height.is_multiple_of(3) { 0 } else { u32::try_from(height % 5).unwrap() + u32::from(fork % 2) };
     let mut records = Vec::new();
     for index in 0..count {
         let tx = hash(&[b"tx", &name, &(index / 2).to_be_bytes()]);
@@ -94,7 +95,7 @@ fn block(height: u64, parent: BlockHash, fork: u8) -> RawBlock {
         tx_count: Some(count),
         transactions: if height % 7 == 1 && count > 0 { vec![transaction(&records[0])] } else { vec![] },
         records,
-        payload: (height % 10 == 0).then(|| serde_json::json!({ "extra": height })),
+        payload: height.is_multiple_of(10).then(|| serde_json::json!({ "extra": height })),
     }
 }
 

@@ -1,5 +1,7 @@
 //! The ingester against a scripted chain and a real Postgres.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
+
 mod crash;
 mod fake;
 mod history;

@@ -130,7 +130,7 @@ impl RawWriter {
         let rows = Rows::encode(network, prepared);
         let batch = prepared.batch();
         let (from, to) = (batch.covered.from().as_i64(), batch.covered.to().as_i64());
-        drop_lookups(tx, network, batch.covered, &tx_ids(batch)).await?;
+        drop_lookups(tx, network, batch.covered, &batch.blocks).await?;
         tx.batch("prepare to heal", HEAL_TABLES).await?;
         tx.copy_in("stage blocks", STAGE_BLOCKS, rows.blocks).await?;
         tx.copy_in("stage transactions", STAGE_TRANSACTIONS, rows.transactions).await?;
@@ -363,10 +363,10 @@ fn clamp(index: u32) -> i32 {
     i32::try_from(index).expect("an index within a block is below 2^31")
 }
 
-/// Distinct transaction ids of a batch, in order.
-fn tx_ids(batch: &RawBatch) -> Vec<Vec<u8>> {
+/// Distinct transaction ids, in order.
+fn tx_ids(blocks: &[RawBlock]) -> Vec<Vec<u8>> {
     let mut ids = BTreeSet::new();
-    for block in &batch.blocks {
+    for block in blocks {
         ids.extend(block.transactions.iter().map(|transaction| transaction.id));
         ids.extend(block.records.iter().map(|record| record.tx));
     }
@@ -458,17 +458,23 @@ const DROP_TX_LOOKUP: &str = "
     delete from raw.tx_lookup l using old
      where l.network_id = $1 and l.block_height >= $2 and l.block_height < $3 and l.id = old.id";
 const DROP_BLOCK_LOOKUP: &str = "
-    delete from raw.block_lookup where network_id = $1 and height >= $2 and height < $3";
+    with old as (
+        select hash as id from raw.blocks where network_id = $1 and height >= $2 and height < $3
+        union select unnest($4::bytea[])
+    )
+    delete from raw.block_lookup l using old
+     where l.network_id = $1 and l.height >= $2 and l.height < $3 and l.id = old.id";
 
-/// Removes the lookups of a range. Before its rows go: they name the ids.
+/// Removes the lookups of a range, and of what is about to be written. Before its rows go: they name the ids.
 pub(super) async fn drop_lookups(
     tx: &Tx<'_>,
     network: NetworkId,
     range: HeightRange,
-    also: &[Vec<u8>],
+    also: &[RawBlock],
 ) -> Result<(), StoreError> {
     let (from, to) = (range.from().as_i64(), range.to().as_i64());
-    tx.execute("drop transaction lookups", DROP_TX_LOOKUP, &[&network.0, &from, &to, &also]).await?;
-    tx.execute("drop block lookups", DROP_BLOCK_LOOKUP, &[&network.0, &from, &to]).await?;
+    let (txs, hashes) = (tx_ids(also), also.iter().map(|block| block.hash.0.to_vec()).collect::<Vec<_>>());
+    tx.execute("drop transaction lookups", DROP_TX_LOOKUP, &[&network.0, &from, &to, &txs]).await?;
+    tx.execute("drop block lookups", DROP_BLOCK_LOOKUP, &[&network.0, &from, &to, &hashes]).await?;
     Ok(())
 }

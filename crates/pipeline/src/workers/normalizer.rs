@@ -106,7 +106,10 @@ pub async fn normalize(
 
 /// Each event once, in the chain's order. The same event in two blocks counts where it stands; in two
 /// standing blocks, in the later one of the batch.
-pub(crate) fn once_each<'a>(events: &'a [RawEvent], orphaned: &BTreeSet<BlockHash>) -> Vec<&'a RawEvent> {
+pub(crate) fn once_each<'a>(
+    events: impl IntoIterator<Item = &'a RawEvent>,
+    orphaned: &BTreeSet<BlockHash>,
+) -> Vec<&'a RawEvent> {
     let mut once: BTreeMap<EventId, &RawEvent> = BTreeMap::new();
     for event in events {
         let id = EventId::of(&event.source_event_id, event.sub_index);

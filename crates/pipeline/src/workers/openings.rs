@@ -249,8 +249,14 @@ pub(crate) async fn plan(
     // Single tokens: only one that was never seen before implies an opening.
     let candidates: Vec<AssetId> =
         first_senders.iter().filter(|(_, sender)| sender.is_some()).map(|(asset, _)| *asset).collect();
-    let batch: Vec<EventId> = rows.iter().map(|(_, row)| row.id).collect();
-    let first_seen = ledger::first_seen(tx, &candidates, &batch).await?;
+    let first_seen = if candidates.is_empty() {
+        BTreeSet::new()
+    } else {
+        // An event of this batch may be here already, from a branch whose end we have not heard of yet.
+        let batch: Vec<EventId> = rows.iter().map(|(_, row)| row.id).collect();
+        let known: Vec<EventId> = ledger::live_among(tx, &batch).await?.into_iter().collect();
+        ledger::first_seen(tx, &candidates, &known).await?
+    };
     let mut learnt: BTreeMap<Pair, OpeningRow> = BTreeMap::new();
     for (asset, sender) in first_senders {
         let Some(sender) = sender else { continue };

@@ -85,14 +85,13 @@ pub async fn apply_segment(
             return Ok(SegmentOutcome::Gap { head: progress.finalized });
         }
     }
-    let new: Vec<RawEvent> = input
+    let new = input
         .events
         .iter()
         .filter(|event| event.block_number.as_i64() > progress.finalized)
-        .filter(|event| input.range.contains(event.block_number))
-        .cloned()
-        .collect();
-    write(tx, network, &new, last, input.openings, &mut segment).await?;
+        .filter(|event| input.range.contains(event.block_number));
+    let events = normalizer::once_each(new, &BTreeSet::new());
+    write(tx, network, &events, last, input.openings, &mut segment).await?;
     for (block, record) in input.quarantined {
         normalizer::quarantine_records(tx, network, block, std::slice::from_ref(record)).await?;
     }
@@ -109,13 +108,12 @@ pub async fn apply_segment(
 async fn write(
     tx: &Tx<'_>,
     network: &Network,
-    events: &[RawEvent],
+    events: &[&RawEvent],
     last: Height,
     openings: &Openings,
     segment: &mut Segment,
 ) -> Result<(), WorkError> {
     let nothing_orphaned = BTreeSet::new();
-    let events = normalizer::once_each(events, &nothing_orphaned);
     let rows: Vec<NormalizedRow> = events
         .iter()
         .map(|event| NormalizedRow {
@@ -123,7 +121,7 @@ async fn write(
             ..normalizer::normalized_row(network, event, last, &nothing_orphaned)
         })
         .collect();
-    let stubs = normalizer::stubs(network, &events, &rows);
+    let stubs = normalizer::stubs(network, events, &rows);
     segment.new_assets = catalog::ensure_stubs(tx, network.id, &stubs).await?;
     let standard = |asset: AssetId| stubs.assets.get(&asset).map(|stub| stub.standard);
     let by_standard: Vec<(Standard, &NormalizedRow)> =

@@ -113,9 +113,16 @@ const TABLE: &[Entry] = &[
     entry("block range exceeds", Meaning::Range, "exceeds"),     // Somnia
     entry("query must be smaller than size", Meaning::Range, "size"), // Harmony
     entry("max range", Meaning::Range, "max range"),             // Cloudflare
-    entry("up to a ", Meaning::Range, "up to a"),                // Alchemy's free tier, Aurora
-    entry("limited to ", Meaning::Range, "limited to"),          // QuickNode, 1RPC, Blast, BlockPI
-    entry("max is ", Meaning::Range, "max is"),                  // Merkle
+    // Plain words of throttling, before the vague words of size below: "limited to 10 requests per second".
+    entry("rate limit", Meaning::Throttle, ""),
+    entry("request rate", Meaning::Throttle, ""),
+    entry("requests per second", Meaning::Throttle, ""),
+    entry("requests/second", Meaning::Throttle, ""),
+    entry("too many requests", Meaning::Throttle, ""),
+    entry("compute units", Meaning::Throttle, ""),
+    entry("up to a ", Meaning::Range, "up to a"), // Alchemy's free tier, Aurora
+    entry("limited to ", Meaning::Range, "limited to"), // QuickNode, 1RPC, Blast, BlockPI
+    entry("max is ", Meaning::Range, "max is"),   // Merkle
     entry("no backend is currently healthy", Meaning::Range, ""), // Optimism: overload and size alike; less is kinder
     // Size, by bytes.
     entry("response size should not greater than", Meaning::Bytes, ""), // 1RPC
@@ -153,12 +160,8 @@ const TABLE: &[Entry] = &[
     entry("method is not available", Meaning::Method, ""),
     entry("method is not whitelisted", Meaning::Method, ""),
     // Throttling.
-    entry("rate limit", Meaning::Throttle, ""),
     entry("ratelimit", Meaning::Throttle, ""),
-    entry("too many requests", Meaning::Throttle, ""),
-    entry("compute units", Meaning::Throttle, ""),
     entry("request limit", Meaning::Throttle, ""),
-    entry("requests per second", Meaning::Throttle, ""),
     entry("limit exceeded", Meaning::Throttle, ""),
     entry("quota", Meaning::Throttle, ""),
     entry("try again later", Meaning::Throttle, ""),
@@ -345,6 +348,8 @@ mod tests {
             throttled.clone(),
         );
         check(429, None, "block range is too wide", throttled.clone());
+        check(200, Some(-32000), "your plan is limited to 10 requests per second", throttled.clone());
+        check(200, Some(-32000), "rate limited to 25/s, up to a burst of 50", throttled.clone());
         check(200, Some(-32000), "Too Many Requests", throttled);
         let wait = Some(Duration::from_secs(3));
         assert_eq!(classify(503, None, "busy", wait), Class::Throttled { retry_after: wait });

@@ -197,6 +197,7 @@ impl Relay {
             if self.bus.is_log() {
                 let oldest = numbered.oldest.map_or(0.0, age_seconds);
                 metrics::gauge!(metric::OUTBOX_LAG_SECONDS).set(oldest);
+                metrics::gauge!(metric::OUTBOX_UNPUBLISHED_COUNT).set(0.0); // Numbered is published.
             }
             if numbered.more {
                 continue;

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::registry::Registry;
+use crate::relay::RelayHandle;
 use crate::{Bus, BusError, chain_of, metric};
 
 /// A subject a handler takes, without version, and the versions it understands.
@@ -159,6 +160,8 @@ pub struct DispatcherOptions {
     pub idle_wait: Duration,
     /// Partition counts, as the emitter has them.
     pub partitions: Partitions,
+    /// The relay of this process: woken after every batch, as handlers usually emit.
+    pub relay: Option<RelayHandle>,
 }
 
 impl Default for DispatcherOptions {
@@ -172,6 +175,7 @@ impl Default for DispatcherOptions {
             lease_ttl: Duration::from_secs(15),
             idle_wait: Duration::from_secs(1),
             partitions: Partitions::default(),
+            relay: None,
         }
     }
 }
@@ -657,6 +661,9 @@ impl Lane {
         }
         buslog::move_position(&tx, kind, stream, part, epoch, last.pseq).await?;
         tx.commit().await?;
+        if let Some(relay) = &self.shared.options.relay {
+            relay.wake();
+        }
         metrics::counter!(metric::EVENT_CONSUME_RATE, "handler" => kind)
             .increment(u64::try_from(count).unwrap_or(u64::MAX));
         Ok(())

@@ -5,10 +5,14 @@
 //! only compares texts.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
 
 use jsonschema::Validator;
 use serde_json::{Map, Value, json};
 
+use crate::dispatch::Handler;
 use crate::registry::{RegistryError, compile, subject_of};
 
 /// A version some consumer takes.
@@ -18,6 +22,49 @@ pub struct Declared {
     pub handler: String,
     /// `service.aggregate.event.vN`
     pub subject: String,
+}
+
+/// What the handlers of this build take.
+pub fn declared_by(handlers: &[Arc<dyn Handler>]) -> Vec<Declared> {
+    let mut found = Vec::new();
+    for handler in handlers {
+        for accepts in handler.accepts() {
+            found.extend(accepts.versions.iter().map(|version| Declared {
+                handler: handler.kind().to_owned(),
+                subject: format!("{}.v{version}", accepts.subject),
+            }));
+        }
+    }
+    found
+}
+
+/// The schemas of a git revision, by path without ending; `repository` is the checkout, `folder` the place
+/// of the schemas in it.
+pub fn read_revision(
+    repository: &Path,
+    folder: &str,
+    revision: &str,
+) -> Result<Vec<(String, String)>, RegistryError> {
+    let git = |arguments: &[&str]| {
+        let path = repository.to_path_buf();
+        let fail = |source| RegistryError::Read { path: path.clone(), source };
+        let output = Command::new("git").arg("-C").arg(repository).args(arguments).output().map_err(fail)?;
+        if !output.status.success() {
+            let reason = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(fail(std::io::Error::other(reason)));
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    // A revision that looks like an option is none.
+    let tree = format!("{}:{folder}", revision.trim_start_matches('-'));
+    let mut found = Vec::new();
+    for path in git(&["ls-tree", "-r", "--name-only", &tree])?.lines() {
+        if let Some(name) = path.strip_suffix(".json") {
+            found.push((name.to_owned(), git(&["show", &format!("{tree}/{path}")])?));
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// Which rule a change breaks.
@@ -616,6 +663,38 @@ mod tests {
             let validator = compile(name, &schema).expect("schema");
             assert!(samples(&schema).iter().any(|sample| validator.is_valid(sample)), "{name}");
         }
+    }
+
+    #[test]
+    fn a_revision_is_read_as_the_folder_is() {
+        let dir = tempfile();
+        let write = |name: &str, text: &str| {
+            let path = dir.join("schemas").join(name);
+            std::fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            std::fs::write(path, text).expect("written");
+        };
+        let git = |arguments: &[&str]| {
+            let identity = ["-c", "user.name=t", "-c", "user.email=t@example.com"];
+            let done = Command::new("git").arg("-C").arg(&dir).args(identity).args(arguments).output();
+            assert!(done.expect("git").status.success(), "{arguments:?}");
+        };
+        write("ledger/thing/changed/v1.json", &schema(|_| {}));
+        git(&["init", "-q"]);
+        git(&["add", "-A"]);
+        git(&["commit", "-q", "-m", "one"]);
+        let old = read_revision(&dir, "schemas", "HEAD").expect("a revision");
+        assert_eq!(old, crate::registry::read_dir(&dir.join("schemas")).expect("a folder"));
+        write("ledger/thing/changed/v1.json", &schema(|schema| schema["required"] = json!(["id", "count"])));
+        let new = crate::registry::read_dir(&dir.join("schemas")).expect("a folder");
+        assert_eq!(lint(&old, &new, &[]).expect("schemas")[0].rule, Rule::RequiredField);
+        assert!(read_revision(&dir, "schemas", "no-such-revision").is_err());
+        std::fs::remove_dir_all(&dir).expect("removed");
+    }
+
+    fn tempfile() -> std::path::PathBuf {
+        let dir = std::env::temp_dir().join(format!("tidemark-lint-{}", uuid::Uuid::new_v4().simple()));
+        std::fs::create_dir_all(&dir).expect("made");
+        dir
     }
 
     #[test]

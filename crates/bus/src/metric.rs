@@ -4,7 +4,7 @@
 pub const OUTBOX_LAG_SECONDS: &str = "outbox_lag_seconds";
 /// Events numbered and not yet acknowledged by the engine.
 pub const OUTBOX_UNPUBLISHED_COUNT: &str = "outbox_unpublished_count";
-/// Events published; a counter whose rate is the publish rate. Label `stream`.
+/// Events published; a counter whose rate is the publish rate. Label `engine`.
 pub const EVENT_PUBLISH_RATE: &str = "event_publish_rate";
 /// Events handled; a counter whose rate is the consume rate. Label `handler`.
 pub const EVENT_CONSUME_RATE: &str = "event_consume_rate";

@@ -46,6 +46,9 @@ impl Bus for PostgresBus {
     }
 }
 
+/// Pause after a head that had nothing behind it.
+const EMPTY_WAIT: Duration = Duration::from_millis(250);
+
 struct LogReader {
     db: Db,
     tails: Arc<Tails>,
@@ -61,8 +64,10 @@ impl Consumer for LogReader {
             return Ok(Vec::new());
         }
         let events = read_log(&self.db, &self.stream, self.part, self.position, at_most).await?;
-        if let Some(last) = events.last() {
-            self.position = last.pseq;
+        match events.last() {
+            Some(last) => self.position = last.pseq,
+            // The head was of another history (a database set back below us): do not spin on it.
+            None => tokio::time::sleep(wait.min(EMPTY_WAIT)).await,
         }
         Ok(events)
     }

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use support::{RECORDER, Recorder, Rig, dispatcher_options, draft, keys, wait_for};
-use tidemark_store::dlq;
+use support::{RECORDER, Recorder, Rig, Running, dispatcher_options, draft, keys, wait_for};
+use tidemark_bus::dispatch::{Accepts, Delivered, DispatcherOptions, HandleError, Handler};
+use tidemark_bus::relay::{Relay, RelayOptions};
+use tidemark_store::{Tx, dlq};
 
 async fn emit_rounds(
     rig: &Rig,
@@ -191,4 +193,65 @@ async fn a_zombie_consumer_is_fenced() -> anyhow::Result<()> {
     zombie.stop().await?;
     healthy.stop().await?;
     relay.stop().await
+}
+
+/// Hands every event on to the next stream, as a normalizer does.
+struct PassOn(tidemark_store::outbox::Emitter);
+
+#[async_trait::async_trait]
+impl Handler for PassOn {
+    fn kind(&self) -> &'static str {
+        "pass-on"
+    }
+    fn accepts(&self) -> &'static [Accepts] {
+        &[Accepts { subject: "chain.finality.advanced", versions: &[1] }]
+    }
+    async fn apply(&self, tx: &Tx<'_>, batch: &[Delivered]) -> Result<(), HandleError> {
+        let passed: Vec<_> = batch
+            .iter()
+            .map(|event| {
+                let value = event.envelope.payload["finalized_height"].as_i64().expect("an integer");
+                draft(&event.envelope.partition_key, value).caused_by(&event.envelope)
+            })
+            .collect();
+        Ok(self.0.append(tx, &passed).await?)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_woken_relay_does_not_wait_for_its_next_look() -> anyhow::Result<()> {
+    let rig = Rig::postgres().await?;
+    // A relay that looks by itself only once an hour.
+    let lazy = RelayOptions {
+        busy_wait: Duration::from_secs(3_600),
+        idle_wait_max: Duration::from_secs(3_600),
+        ..support::relay_options()
+    };
+    let relay = Relay::new(rig.db.clone(), rig.bus.clone(), rig.tails.clone(), lazy);
+    let wake = relay.handle();
+    let running = Running::start(move |stop| async move { relay.run(stop).await });
+    let options = DispatcherOptions { relay: Some(wake.clone()), ..dispatcher_options() };
+    let passing = rig.dispatcher_with(Arc::new(PassOn(rig.emitter.clone())), options);
+    let passing = rig.run_dispatcher(passing);
+    let recording = rig.run_handler(Arc::new(Recorder::default()));
+    for value in 1..=5 {
+        let mut event = draft("a", value);
+        event.subject = "chain.finality.advanced.v1".parse()?;
+        event.payload["finalized_hash"] = "0xab".into();
+        event.payload["head_height"] = value.into();
+        rig.emit_drafts(&[event]).await?;
+        wake.wake();
+        wait_for("two hops", async || Ok(rig.count("select count(*) from effects").await? == value)).await?;
+    }
+    rig.assert_once_in_order(RECORDER, &["a".to_owned()], 5).await?;
+    // The trace goes all the way.
+    let broken = "select count(*) from system.outbox_events o where o.stream = 'ledger' and not exists (
+                      select from system.outbox_events c where c.stream = 'chain'
+                        and c.correlation_id = o.correlation_id
+                        and c.envelope->>'eventId' = o.envelope->>'causationId'
+                        and c.envelope->>'traceparent' = o.envelope->>'traceparent')";
+    assert_eq!(rig.count(broken).await?, 0);
+    passing.stop().await?;
+    recording.stop().await?;
+    running.stop().await
 }

@@ -25,7 +25,12 @@ async fn main() -> anyhow::Result<()> {
             tokio::time::sleep(std::time::Duration::from_secs(6)).await;
             height += 1;
             let mut sql = String::new();
-            let mut moved = seed.transfers.iter().rfind(|moved| moved.collection == 0 && moved.from.is_some()).expect("one").clone();
+            let mut moved = seed
+                .transfers
+                .iter()
+                .rfind(|moved| moved.collection == 0 && moved.from.is_some())
+                .expect("one")
+                .clone();
             moved.height = height;
             moved.network = seed::ETH;
             moved.event_id = uuid::Uuid::new_v4();

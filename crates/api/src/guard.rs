@@ -129,7 +129,8 @@ pub(crate) async fn measure(request: Request, next: Next) -> Response {
         .map_or_else(|| "unmatched".to_owned(), |path| path.as_str().to_owned());
     let begun = Instant::now();
     let response = next.run(request).await;
-    let labels = [("method", method), ("route", route), ("status_code", response.status().as_u16().to_string())];
+    let labels =
+        [("method", method), ("route", route), ("status_code", response.status().as_u16().to_string())];
     metrics::counter!("http_requests_total", &labels).increment(1);
     metrics::histogram!("http_request_duration_seconds", &labels).record(begun.elapsed().as_secs_f64());
     response

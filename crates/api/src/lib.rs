@@ -91,7 +91,12 @@ fn cors() -> CorsLayer {
 }
 
 fn unknown_route() -> Problem {
-    Problem::new(StatusCode::NOT_FOUND, "unknown_route", "there is no such route", "See /docs for all routes.")
+    Problem::new(
+        StatusCode::NOT_FOUND,
+        "unknown_route",
+        "there is no such route",
+        "See /docs for all routes.",
+    )
 }
 
 async fn method_not_allowed() -> impl IntoResponse {

@@ -182,7 +182,9 @@ pub(crate) fn canonical_address(network: &NetworkRow, text: &str) -> Result<Stri
         _ if !text.is_empty() && text.len() <= 128 && !text.chars().any(char::is_control) => {
             return Ok(text.to_owned());
         }
-        _ => return Err(Problem::bad("invalid_address", "not an address", "See the network's documentation.")),
+        _ => {
+            return Err(Problem::bad("invalid_address", "not an address", "See the network's documentation."));
+        }
     };
     canonical.map_err(|error| {
         Problem::bad("invalid_address", error.to_string(), "Copy the address as your wallet shows it.")
@@ -207,9 +209,10 @@ pub(crate) fn canonical_token_id(network: &NetworkRow, text: &str) -> Result<Str
 /// The bytes of a hash: `0x` and hex digits, with or without the prefix.
 pub(crate) fn hash_bytes(text: &str) -> Result<Vec<u8>, Problem> {
     let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")).unwrap_or(text);
-    hex::decode(digits).ok().filter(|bytes| (16..=64).contains(&bytes.len())).ok_or_else(|| {
-        Problem::bad("invalid_hash", "not a hash", "A hash is 0x and 64 hex digits.")
-    })
+    hex::decode(digits)
+        .ok()
+        .filter(|bytes| (16..=64).contains(&bytes.len()))
+        .ok_or_else(|| Problem::bad("invalid_hash", "not a hash", "A hash is 0x and 64 hex digits."))
 }
 
 /// `as_of`: a height or a time.
@@ -227,13 +230,15 @@ pub(crate) fn parse_as_of(text: &str) -> Result<AsOf, Problem> {
     }
     // A plus sign in a query string arrives as a space.
     let text = text.replace(' ', "+");
-    OffsetDateTime::parse(&text, &time::format_description::well_known::Rfc3339).map(AsOf::Time).map_err(|_| {
-        Problem::bad(
-            "invalid_parameter",
-            "as_of is neither a height nor an RFC 3339 time",
-            "as_of=21403117 or as_of=2026-05-01T00:00:00Z.",
-        )
-    })
+    OffsetDateTime::parse(&text, &time::format_description::well_known::Rfc3339).map(AsOf::Time).map_err(
+        |_| {
+            Problem::bad(
+                "invalid_parameter",
+                "as_of is neither a height nor an RFC 3339 time",
+                "as_of=21403117 or as_of=2026-05-01T00:00:00Z.",
+            )
+        },
+    )
 }
 
 #[cfg(test)]

@@ -71,7 +71,12 @@ pub const CODES: &[(&str, &str)] = &[
 
 impl Problem {
     /// A problem with a code of [`CODES`].
-    pub fn new(status: StatusCode, code: &'static str, detail: impl Into<String>, hint: impl Into<String>) -> Self {
+    pub fn new(
+        status: StatusCode,
+        code: &'static str,
+        detail: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Self {
         let title = CODES.iter().find(|(known, _)| *known == code).map_or("Problem", |(_, title)| title);
         Self {
             kind: format!("/docs#problem-{code}"),
@@ -180,6 +185,10 @@ impl From<JsonRejection> for Problem {
                 "Send at most 100 ids.",
             );
         }
-        Self::bad("invalid_body", rejection.body_text(), "Send JSON as /docs shows, with content-type application/json.")
+        Self::bad(
+            "invalid_body",
+            rejection.body_text(),
+            "Send JSON as /docs shows, with content-type application/json.",
+        )
     }
 }

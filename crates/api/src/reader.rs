@@ -13,7 +13,8 @@ use crate::answer::{Meta, Page, cut, is_behind, lag_seconds};
 use crate::cursor;
 use crate::dto::{Asset, Collection, CollectionHolding, Holder, Holding, Owner, Transfer};
 use crate::params::{
-    AsOf, MinFinality, PageParams, ReadParams, TransferParams, canonical_address, canonical_token_id, parse_as_of,
+    AsOf, MinFinality, PageParams, ReadParams, TransferParams, canonical_address, canonical_token_id,
+    parse_as_of,
 };
 use crate::problem::Problem;
 use crate::state::ApiState;
@@ -165,7 +166,11 @@ impl Reader {
     }
 
     /// The final height that `as_of` means.
-    pub(crate) async fn as_of(&self, network: &NetworkRow, params: &ReadParams) -> Result<Option<i64>, Problem> {
+    pub(crate) async fn as_of(
+        &self,
+        network: &NetworkRow,
+        params: &ReadParams,
+    ) -> Result<Option<i64>, Problem> {
         let Some(text) = &params.as_of else { return Ok(None) };
         let finalized = network.finalized_height.unwrap_or(-1);
         let not_final = |height: String| {
@@ -607,7 +612,11 @@ fn just_above(place: TransferPlace) -> TransferPlace {
     TransferPlace { event_id: Uuid::max(), ..place }
 }
 
-fn decode_or<T: serde::de::DeserializeOwned>(binding: &str, page: &PageParams, first: T) -> Result<T, Problem> {
+fn decode_or<T: serde::de::DeserializeOwned>(
+    binding: &str,
+    page: &PageParams,
+    first: T,
+) -> Result<T, Problem> {
     match &page.cursor {
         None => Ok(first),
         Some(text) => cursor::decode(binding, text),

@@ -295,7 +295,12 @@ impl Client {
         if !self.greeted {
             // The position to resume from is known before anything happens.
             self.greeted = true;
-            return Some(Event::default().event("hello").id(self.id()).data(json!({"position": self.id()}).to_string()));
+            return Some(
+                Event::default()
+                    .event("hello")
+                    .id(self.id())
+                    .data(json!({"position": self.id()}).to_string()),
+            );
         }
         loop {
             if let Some(event) = self.ready.pop_front() {
@@ -327,7 +332,8 @@ impl Client {
         if self.walk.is_some() {
             return self.walk_on(&news).await;
         }
-        let from_memory = if news.head >= self.position { self.state.hub().after(self.position) } else { None };
+        let from_memory =
+            if news.head >= self.position { self.state.hub().after(self.position) } else { None };
         let rows = match from_memory {
             Some(rows) => rows,
             None if news.head == self.position => Vec::new(),
@@ -373,7 +379,8 @@ impl Client {
             if number("height").is_none_or(|height| height > line.unwrap_or(-1)) {
                 return;
             }
-            let id = row.payload.get("event_id").and_then(Value::as_str).and_then(|id| Uuid::parse_str(id).ok());
+            let id =
+                row.payload.get("event_id").and_then(Value::as_str).and_then(|id| Uuid::parse_str(id).ok());
             match (name, id) {
                 ("transfer", Some(id)) if !self.remember(id) => return,
                 ("retracted", Some(id)) => {
@@ -416,8 +423,7 @@ impl Client {
         let Some(walk) = &self.walk else { return Ok(false) };
         let (network_id, target, after) = (walk.network, walk.target, walk.after);
         let conn = self.state.app().conn().await?;
-        let rows =
-            reads::transfers_forward(&conn, network_id, after, target, i64::from(READ_MAX)).await?;
+        let rows = reads::transfers_forward(&conn, network_id, after, target, i64::from(READ_MAX)).await?;
         let more = rows.len() >= usize::try_from(READ_MAX).unwrap_or(usize::MAX);
         let networks = match news.networks.is_empty() {
             false => Arc::clone(&news.networks),
@@ -429,9 +435,8 @@ impl Client {
             self.walk = Some(Walk { network: network_id, after: last.place, target });
         }
         for row in rows {
-            let status = network.map_or("confirmed", |network| {
-                finality(network, row.place.height, row.is_reverted).as_str()
-            });
+            let status = network
+                .map_or("confirmed", |network| finality(network, row.place.height, row.is_reverted).as_str());
             let payload = json!({
                 "event_id": row.place.event_id, "network_id": row.network_id, "kind": row.kind,
                 "asset_id": row.asset_id, "collection_id": row.collection_id, "contract": row.contract,
@@ -448,7 +453,8 @@ impl Client {
         if !more {
             self.walk = None;
             self.lines.insert(network_id, target);
-            let line = json!({"network_id": network_id, "min_finality": self.level.as_str(), "height": target});
+            let line =
+                json!({"network_id": network_id, "min_finality": self.level.as_str(), "height": target});
             self.ready.push_back(Event::default().event("line").id(self.id()).data(line.to_string()));
         }
         Ok(true)
@@ -504,7 +510,8 @@ fn parse_position(
         )
     };
     let mut parts = text.split('.');
-    let position: i64 = parts.next().and_then(|text| text.parse().ok()).filter(|at| *at >= 0).ok_or_else(refuse)?;
+    let position: i64 =
+        parts.next().and_then(|text| text.parse().ok()).filter(|at| *at >= 0).ok_or_else(refuse)?;
     let mut lines = BTreeMap::new();
     for part in parts {
         let (network, line) = part.split_once('-').ok_or_else(refuse)?;
@@ -528,7 +535,8 @@ mod tests {
 
     #[test]
     fn positions_are_read_as_they_were_written() {
-        let (position, lines) = parse_position("1042.1-88.137--1", MinFinality::Finalized, &[]).expect("ours");
+        let (position, lines) =
+            parse_position("1042.1-88.137--1", MinFinality::Finalized, &[]).expect("ours");
         assert_eq!((position, lines), (1042, BTreeMap::from([(1, 88), (137, -1)])));
         assert_eq!(parse_position("7", MinFinality::Pending, &[]).expect("ours").0, 7);
         for (text, level) in [

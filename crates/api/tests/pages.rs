@@ -13,7 +13,8 @@ const PAGE_BYTES_MAX: usize = 60 * 1024;
 async fn get(seed: &Seed, path: &str) -> anyhow::Result<(StatusCode, String)> {
     let response = seed.router.clone().oneshot(Request::get(path).body(Body::empty())?).await?;
     let status = response.status();
-    let kind = response.headers().get("content-type").and_then(|value| value.to_str().ok()).unwrap_or("").to_owned();
+    let kind =
+        response.headers().get("content-type").and_then(|value| value.to_str().ok()).unwrap_or("").to_owned();
     let bytes = axum::body::to_bytes(response.into_body(), 10 << 20).await?;
     let text = String::from_utf8(bytes.to_vec())?;
     if kind.starts_with("text/html") {
@@ -32,7 +33,10 @@ fn check_html(path: &str, text: &str) {
     assert!(!text.contains("src=\"http") && !text.contains("href=\"http"), "{path}: foreign resource");
     assert!(text.contains("<html lang=\"en\">") && text.contains("<main") && text.contains("<h1"), "{path}");
     for table in text.split("<table").skip(1) {
-        assert!(table.split("</table>").next().is_some_and(|table| table.contains("<caption")), "{path}: caption");
+        assert!(
+            table.split("</table>").next().is_some_and(|table| table.contains("<caption")),
+            "{path}: caption"
+        );
     }
 }
 
@@ -46,25 +50,34 @@ async fn page(seed: &Seed, path: &str) -> anyhow::Result<String> {
 async fn pages_hold_their_data_without_script() -> anyhow::Result<()> {
     let seed = seed::seed().await?;
     let harbour = &seed.collections[0].1;
-    let moved = seed.transfers.iter().rfind(|moved| moved.network == ETH && moved.collection == 0).expect("one");
+    let moved =
+        seed.transfers.iter().rfind(|moved| moved.network == ETH && moved.collection == 0).expect("one");
     let account = &seed.accounts[moved.to.expect("to")];
     let tx = hex::encode(moved.tx_hash);
 
     let home = page(&seed, "/").await?;
     assert!(home.contains("ethereum") && home.contains("finalized") && home.contains("events/s"));
-    assert!(home.contains("confirming") && home.contains("class=\"spark\"") && home.contains("class=\"gauge\""));
+    assert!(
+        home.contains("confirming") && home.contains("class=\"spark\"") && home.contains("class=\"gauge\"")
+    );
 
     let transfers = page(&seed, "/transfers?network=ethereum").await?;
     assert!(transfers.contains("reverted") && transfers.contains("Older transfers"));
 
     let collections = page(&seed, "/collections").await?;
-    assert!(collections.contains("Harbour Lights") && collections.contains("unreliable") && collections.contains("verified"));
+    assert!(
+        collections.contains("Harbour Lights")
+            && collections.contains("unreliable")
+            && collections.contains("verified")
+    );
 
     let collection = page(&seed, &format!("/collections/ethereum/{harbour}")).await?;
     assert!(collection.contains("Largest holders") && collection.contains("Harbour Light #"));
 
     let asset = page(&seed, &format!("/assets/ethereum/{harbour}/{}", moved.token)).await?;
-    assert!(asset.contains("Owned by") && asset.contains(account) && asset.contains("Where it stands on chain"));
+    assert!(
+        asset.contains("Owned by") && asset.contains(account) && asset.contains("Where it stands on chain")
+    );
 
     let edition = page(&seed, &format!("/assets/ethereum/{}/1", seed.collections[1].1)).await?;
     assert!(edition.contains("Owners now") && edition.contains("units"));
@@ -83,12 +96,16 @@ async fn pages_hold_their_data_without_script() -> anyhow::Result<()> {
     assert!(page(&seed, "/search?q=%3Cscript%3Ealert(1)%3C/script%3E").await?.contains("&#60;script&#62;"));
 
     let operator = page(&seed, "/operator").await?;
-    for fact in ["Dead letters", "poison", "Parked keys", "Quarantine", "negative", "Reorgs", "projector", "deadlock"] {
+    for fact in
+        ["Dead letters", "poison", "Parked keys", "Quarantine", "negative", "Reorgs", "projector", "deadlock"]
+    {
         let fact = if fact == "poison" { "ERC-721 has 4" } else { fact };
         assert!(operator.contains(fact), "{fact}");
     }
     let docs = page(&seed, "/docs").await?;
-    assert!(docs.contains("/v1/stream") && docs.contains("problem-not_found") && docs.contains("min_finality"));
+    assert!(
+        docs.contains("/v1/stream") && docs.contains("problem-not_found") && docs.contains("min_finality")
+    );
     Ok(())
 }
 
@@ -107,7 +124,11 @@ async fn the_tidemark_stands_between_wet_and_dry_rows() -> anyhow::Result<()> {
             assert_eq!(text.matches("class=\"tidemark\"").count(), 1);
             return Ok(());
         }
-        let href = text.split("class=\"more\"").nth(1).and_then(|rest| rest.split('"').nth(1)).map(|href| href.replace("&#38;", "&"));
+        let href = text
+            .split("class=\"more\"")
+            .nth(1)
+            .and_then(|rest| rest.split('"').nth(1))
+            .map(|href| href.replace("&#38;", "&"));
         cursor = match href {
             Some(href) => Some(page(&seed, &href).await?),
             None => None,
@@ -120,7 +141,8 @@ async fn the_tidemark_stands_between_wet_and_dry_rows() -> anyhow::Result<()> {
 async fn hostile_names_are_text() -> anyhow::Result<()> {
     let seed = seed::seed().await?;
     let hostile = &seed.collections[2].1;
-    for path in [format!("/collections/1/{hostile}"), "/collections".into(), "/".into(), "/transfers".into()] {
+    for path in [format!("/collections/1/{hostile}"), "/collections".into(), "/".into(), "/transfers".into()]
+    {
         let text = page(&seed, &path).await?;
         assert!(text.contains("&#60;script&#62;alert(1)&#60;/script&#62;Evil"), "{path}");
     }
@@ -164,7 +186,10 @@ async fn embedded_files_are_cached_by_content() -> anyhow::Result<()> {
     let seed = seed::empty().await?;
     let home = page(&seed, "/").await?;
     for ending in [".css", ".js", ".svg"] {
-        let path = home.split('"').find(|part| part.starts_with("/static/") && part.ends_with(ending)).expect("linked");
+        let path = home
+            .split('"')
+            .find(|part| part.starts_with("/static/") && part.ends_with(ending))
+            .expect("linked");
         let response = seed.router.clone().oneshot(Request::get(path).body(Body::empty())?).await?;
         assert_eq!(response.status(), StatusCode::OK);
         assert!(response.headers()["cache-control"].to_str()?.contains("immutable"));

@@ -36,7 +36,12 @@ async fn ok(seed: &Seed, path: &str) -> anyhow::Result<Value> {
 
 async fn refused(seed: &Seed, path: &str, status: u16, code: &str) -> anyhow::Result<Answer> {
     let answer = get(seed, path).await?;
-    assert_eq!((answer.status.as_u16(), answer.body["code"].as_str()), (status, Some(code)), "{path}: {}", answer.body);
+    assert_eq!(
+        (answer.status.as_u16(), answer.body["code"].as_str()),
+        (status, Some(code)),
+        "{path}: {}",
+        answer.body
+    );
     assert_eq!(answer.headers["content-type"], "application/problem+json");
     assert_eq!(answer.body["status"], status);
     for field in ["type", "title", "detail", "hint"] {
@@ -68,7 +73,8 @@ async fn every_route_answers_with_data_and_meta() -> anyhow::Result<()> {
     let seed = seed::seed().await?;
     let harbour = &seed.collections[0].1;
     let account = &seed.accounts[3];
-    let moved = seed.transfers.iter().rfind(|moved| moved.network == ETH && moved.collection == 0).expect("one");
+    let moved =
+        seed.transfers.iter().rfind(|moved| moved.network == ETH && moved.collection == 0).expect("one");
     let (token, tx) = (&moved.token, hex::encode(moved.tx_hash));
     let (collection, asset) = (seed.collection_id(0), seed.asset_id(0, token));
     let hash = hex::encode(seed::bytes(&format!("block 1 {}", moved.height)));
@@ -209,7 +215,10 @@ async fn what_may_be_ahead_of_us_is_pending() -> anyhow::Result<()> {
     let stub = &seed.collections[3].1;
     assert_eq!(ok(&seed, &format!("/v1/collections/1/{stub}")).await?["item"]["is_stub"], true);
     refused(&seed, &format!("/v1/collections/1/{stub}?require_metadata=true"), 404, "stub").await?;
-    assert_eq!(ok(&seed, &format!("/v1/collections/1/{stub}/assets?require_metadata=true")).await?["items"], json!([]));
+    assert_eq!(
+        ok(&seed, &format!("/v1/collections/1/{stub}/assets?require_metadata=true")).await?["items"],
+        json!([])
+    );
     let status = ok(&seed, &format!("/v1/tx/1/0x{}/status", "00".repeat(32))).await?;
     assert_eq!(status["item"]["status"], "not_seen");
     Ok(())
@@ -221,7 +230,10 @@ async fn min_height_waits_for_the_projector_and_gives_up_in_time() -> anyhow::Re
     let path = format!("/v1/networks/1/status?min_height={}", HEAD + 1);
     let waiting = ok(&seed, &path);
     let moving = async {
-        seed.run(&format!("update projection.network_status set projected_height = {HEAD} + 1 where network_id = 1")).await
+        seed.run(&format!(
+            "update projection.network_status set projected_height = {HEAD} + 1 where network_id = 1"
+        ))
+        .await
     };
     let (answer, moved) = tokio::join!(waiting, moving);
     moved?;
@@ -236,26 +248,41 @@ async fn min_height_waits_for_the_projector_and_gives_up_in_time() -> anyhow::Re
 async fn finality_is_a_dimension_of_every_read() -> anyhow::Result<()> {
     let seed = seed::seed().await?;
     let page = ok(&seed, "/v1/transfers?network=1&limit=100").await?;
-    let statuses: BTreeSet<&str> =
-        page["items"].as_array().expect("items").iter().filter_map(|item| item["finality_status"].as_str()).collect();
+    let statuses: BTreeSet<&str> = page["items"]
+        .as_array()
+        .expect("items")
+        .iter()
+        .filter_map(|item| item["finality_status"].as_str())
+        .collect();
     assert_eq!(statuses, BTreeSet::from(["pending", "confirmed", "finalized"]));
     for (level, line) in [("finalized", FINALIZED), ("confirmed", HEAD - 12)] {
         let page = ok(&seed, &format!("/v1/transfers?network=1&min_finality={level}&limit=100")).await?;
-        let heights: Vec<i64> =
-            page["items"].as_array().expect("items").iter().filter_map(|item| item["height"].as_i64()).collect();
+        let heights: Vec<i64> = page["items"]
+            .as_array()
+            .expect("items")
+            .iter()
+            .filter_map(|item| item["height"].as_i64())
+            .collect();
         assert!(heights.iter().all(|height| *height <= line) && !heights.is_empty(), "{level}");
     }
     // The reverted transfer shows only when asked for.
     let reverted = seed.transfers.iter().find(|moved| moved.reverted).expect("one").event_id.to_string();
     assert!(!page.to_string().contains(&reverted));
     let all = ok(&seed, "/v1/transfers?network=1&include_reverted=true&limit=100").await?;
-    let row = all["items"].as_array().expect("items").iter().find(|item| item["event_id"] == reverted).expect("asked");
+    let row = all["items"]
+        .as_array()
+        .expect("items")
+        .iter()
+        .find(|item| item["event_id"] == reverted)
+        .expect("asked");
     assert_eq!(row["finality_status"], "reverted");
     // An owner above the line and the owner at the line are two answers.
     let moved = seed
         .transfers
         .iter()
-        .rfind(|moved| moved.network == ETH && moved.collection == 0 && moved.height > FINALIZED && !moved.reverted)
+        .rfind(|moved| {
+            moved.network == ETH && moved.collection == 0 && moved.height > FINALIZED && !moved.reverted
+        })
         .expect("one");
     let path = format!("/v1/assets/{}/owners", seed.asset_id(0, &moved.token));
     let latest = ok(&seed, &path).await?;
@@ -275,7 +302,8 @@ async fn as_of_tells_who_owned_it_then() -> anyhow::Result<()> {
     let mut of: Vec<_> =
         seed.transfers.iter().filter(|moved| moved.collection == 0 && moved.height <= FINALIZED).collect();
     of.sort_by_key(|moved| moved.height);
-    let twice = of.iter().find(|a| of.iter().filter(|b| b.token == a.token).count() >= 2).expect("moved twice");
+    let twice =
+        of.iter().find(|a| of.iter().filter(|b| b.token == a.token).count() >= 2).expect("moved twice");
     let chain: Vec<_> = of.iter().filter(|moved| moved.token == twice.token).collect();
     let path = format!("/v1/assets/{}", seed.asset_id(0, &twice.token));
     for (at, moved) in chain.iter().enumerate() {
@@ -297,7 +325,8 @@ async fn as_of_tells_who_owned_it_then() -> anyhow::Result<()> {
     refused(&seed, &format!("{path}/owners?as_of=2009-01-03T18:15:05Z"), 400, "as_of_before_start").await?;
     refused(&seed, &format!("{path}/owners?as_of=2999-01-01T00:00:00Z"), 400, "as_of_not_final").await?;
     let account = &seed.accounts[chain[0].to.expect("to")];
-    let held = ok(&seed, &format!("/v1/accounts/1/{account}/assets?as_of={}&limit=100", chain[0].height)).await?;
+    let held =
+        ok(&seed, &format!("/v1/accounts/1/{account}/assets?as_of={}&limit=100", chain[0].height)).await?;
     let asset = seed.asset_id(0, &twice.token).to_string();
     assert!(held["items"].as_array().expect("items").iter().any(|item| item["asset"]["id"] == asset));
     Ok(())
@@ -332,7 +361,9 @@ async fn pages_walk_to_the_end_while_rows_come_in() -> anyhow::Result<()> {
             let url = if cursor.is_empty() { path.clone() } else { format!("{path}&cursor={cursor}") };
             let page = ok(&seed, &url).await?;
             for item in page["items"].as_array().expect("items") {
-                found.push(id.iter().fold(item, |value, name| &value[name]).as_str().expect("an id").to_owned());
+                found.push(
+                    id.iter().fold(item, |value, name| &value[name]).as_str().expect("an id").to_owned(),
+                );
             }
             turn += 1;
             if turn <= 3 {
@@ -368,9 +399,12 @@ async fn a_changed_or_foreign_cursor_is_a_400() -> anyhow::Result<()> {
         let mut changed = next.clone().into_bytes();
         changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
         let changed = String::from_utf8(changed)?;
-        refused(&seed, &format!("/v1/transfers?network=1&limit=2&cursor={changed}"), 400, "invalid_cursor").await?;
+        refused(&seed, &format!("/v1/transfers?network=1&limit=2&cursor={changed}"), 400, "invalid_cursor")
+            .await?;
     }
-    for other in ["/v1/transfers?network=137", "/v1/transfers?network=1&kind=mint", "/v1/collections?network=1"] {
+    for other in
+        ["/v1/transfers?network=137", "/v1/transfers?network=1&kind=mint", "/v1/collections?network=1"]
+    {
         refused(&seed, &format!("{other}&cursor={next}"), 400, "invalid_cursor").await?;
     }
     Ok(())
@@ -379,13 +413,24 @@ async fn a_changed_or_foreign_cursor_is_a_400() -> anyhow::Result<()> {
 #[tokio::test]
 async fn every_answer_carries_security_and_rate_headers() -> anyhow::Result<()> {
     let seed = seed::seed().await?;
-    for path in ["/v1/networks", "/v1/nothing", "/", "/no/such/page", "/docs", "/openapi.json", "/v1/transfers?limit=0"] {
+    for path in [
+        "/v1/networks",
+        "/v1/nothing",
+        "/",
+        "/no/such/page",
+        "/docs",
+        "/openapi.json",
+        "/v1/transfers?limit=0",
+    ] {
         let answer = get(&seed, path).await?;
         let csp = answer.headers["content-security-policy"].to_str()?;
         assert!(csp.contains("default-src 'self'") && !csp.contains("unsafe"), "{path}");
         assert_eq!(answer.headers["x-content-type-options"], "nosniff", "{path}");
         assert_eq!(answer.headers["referrer-policy"], "no-referrer", "{path}");
-        assert!(answer.headers.contains_key("ratelimit") && answer.headers.contains_key("ratelimit-policy"), "{path}");
+        assert!(
+            answer.headers.contains_key("ratelimit") && answer.headers.contains_key("ratelimit-policy"),
+            "{path}"
+        );
         assert_eq!(answer.headers["access-control-allow-origin"], "*", "{path}");
         assert!(!answer.headers.contains_key("access-control-allow-credentials"), "{path}");
     }
@@ -421,7 +466,8 @@ async fn the_admin_router_lets_only_the_token_in() -> anyhow::Result<()> {
         if let Some(header) = header {
             request = request.header("authorization", header);
         }
-        let response = tidemark_api::admin_router(token, extra()).oneshot(request.body(Body::empty())?).await?;
+        let response =
+            tidemark_api::admin_router(token, extra()).oneshot(request.body(Body::empty())?).await?;
         assert_eq!(response.status().as_u16(), status, "{header:?}");
         assert_eq!(response.headers()["x-content-type-options"], "nosniff");
     }
@@ -473,8 +519,12 @@ async fn search_finds_addresses_hashes_heights_tokens_and_names() -> anyhow::Res
     ] {
         let encoded: String = url_encode(&query);
         let body = ok(&seed, &format!("/v1/search?q={encoded}")).await?;
-        let kinds: Vec<&str> =
-            body["items"].as_array().expect("items").iter().filter_map(|item| item["kind"].as_str()).collect();
+        let kinds: Vec<&str> = body["items"]
+            .as_array()
+            .expect("items")
+            .iter()
+            .filter_map(|item| item["kind"].as_str())
+            .collect();
         assert!(kinds.contains(&kind), "{query}: {body}");
     }
     for nothing in ["", "zzzz", "%00", "'; drop table x; --", "%", "_"] {

@@ -37,7 +37,9 @@ impl Server {
     async fn finish(self) {
         self.stop.cancel();
         self.tasks.close();
-        tokio::time::timeout(Duration::from_secs(10), self.tasks.wait()).await.expect("live connections end with us");
+        tokio::time::timeout(Duration::from_secs(10), self.tasks.wait())
+            .await
+            .expect("live connections end with us");
     }
 }
 
@@ -152,12 +154,16 @@ async fn a_client_that_is_cut_off_again_and_again_misses_nothing() -> anyhow::Re
 async fn filters_choose_and_a_retraction_names_what_it_takes_back() -> anyhow::Result<()> {
     let server = Server::start(config()).await?;
     let seed = &server.seed;
-    let of = |collection: usize| seed.transfers.iter().find(|moved| moved.collection == collection && moved.from.is_some());
+    let of = |collection: usize| {
+        seed.transfers.iter().find(|moved| moved.collection == collection && moved.from.is_some())
+    };
     let (ours, other) = (of(0).expect("one"), of(2).expect("one"));
     let polygon = of(4).expect("one");
     let account = &seed.accounts[ours.to.expect("to")];
-    let mut by_collection = Listener::open(&server, &format!("collection={}", seed.collections[0].1), None).await?;
-    let mut by_account = Listener::open(&server, &format!("network=1&account={account}&kind=transfer"), None).await?;
+    let mut by_collection =
+        Listener::open(&server, &format!("collection={}", seed.collections[0].1), None).await?;
+    let mut by_account =
+        Listener::open(&server, &format!("network=1&account={account}&kind=transfer"), None).await?;
     let mut by_network = Listener::open(&server, "network=polygon", None).await?;
     for listener in [&mut by_collection, &mut by_account, &mut by_network] {
         assert_eq!(listener.next().await?.name, "hello");
@@ -166,7 +172,8 @@ async fn filters_choose_and_a_retraction_names_what_it_takes_back() -> anyhow::R
         seed.say(PROJECTED, &seed.payload(moved)).await?;
     }
     seed.say(RETRACTED, &seed.payload(ours)).await?;
-    seed.say("projection.finality.advanced.v1", &json!({"network_id": 137, "finalized_height": HEAD})).await?;
+    seed.say("projection.finality.advanced.v1", &json!({"network_id": 137, "finalized_height": HEAD}))
+        .await?;
     let id = ours.event_id.to_string();
     for listener in [&mut by_collection, &mut by_account] {
         let (first, second) = (listener.next().await?, listener.next().await?);
@@ -187,10 +194,13 @@ async fn a_finalized_stream_tells_what_the_line_has_passed_and_resumes() -> anyh
     let seed = &server.seed;
     let above = |low: i64, high: i64| -> BTreeSet<String> {
         let rows = seed.transfers.iter().filter(|moved| moved.network == ETH && !moved.reverted);
-        rows.filter(|moved| moved.height > low && moved.height <= high).map(|moved| moved.event_id.to_string()).collect()
+        rows.filter(|moved| moved.height > low && moved.height <= high)
+            .map(|moved| moved.event_id.to_string())
+            .collect()
     };
     let advance = |height: i64| {
-        let sql = format!("update projection.network_status set finalized_height = {height} where network_id = 1");
+        let sql =
+            format!("update projection.network_status set finalized_height = {height} where network_id = 1");
         async move { seed.run(&sql).await }
     };
     let mut listener = Listener::open(&server, "network=1&min_finality=finalized", None).await?;

@@ -218,7 +218,9 @@ pub async fn collections_ranked(
 ) -> Result<Vec<CollectionRow>, StoreError> {
     let label = "list collections";
     let rows = match network {
-        None => conn.query(label, COLLECTIONS_RANKED, &[&after.0, &after.1, &require_metadata, &limit]).await?,
+        None => {
+            conn.query(label, COLLECTIONS_RANKED, &[&after.0, &after.1, &require_metadata, &limit]).await?
+        }
         Some(network) => {
             let params: [crate::db::Param<'_>; 5] = [&after.0, &after.1, &require_metadata, &limit, &network];
             conn.query(label, COLLECTIONS_RANKED_IN, &params).await?
@@ -295,8 +297,7 @@ pub async fn collections_by_address_prefix(
     limit: i64,
 ) -> Result<Vec<CollectionRow>, StoreError> {
     let (from, to) = prefix_range(prefix);
-    let rows =
-        conn.query("search contracts", COLLECTIONS_BY_ADDRESS_PREFIX, &[&from, &to, &limit]).await?;
+    let rows = conn.query("search contracts", COLLECTIONS_BY_ADDRESS_PREFIX, &[&from, &to, &limit]).await?;
     Ok(rows.iter().map(collection).collect())
 }
 
@@ -359,8 +360,7 @@ pub async fn holders_ranked(
     after: (i64, Uuid),
     limit: i64,
 ) -> Result<Vec<HolderRow>, StoreError> {
-    let rows =
-        conn.query("list holders", HOLDERS_RANKED, &[&collection, &after.0, &after.1, &limit]).await?;
+    let rows = conn.query("list holders", HOLDERS_RANKED, &[&collection, &after.0, &after.1, &limit]).await?;
     Ok(rows.iter().map(holder).collect())
 }
 
@@ -801,8 +801,9 @@ pub async fn account_collections(
     after: Uuid,
     limit: i64,
 ) -> Result<Vec<(CollectionRow, i64, String)>, StoreError> {
-    let rows =
-        conn.query("list collections of an account", ACCOUNT_COLLECTIONS, &[&account, &after, &limit]).await?;
+    let rows = conn
+        .query("list collections of an account", ACCOUNT_COLLECTIONS, &[&account, &after, &limit])
+        .await?;
     Ok(rows.iter().map(|row| (collection(row), row.get("held"), row.get("held_qty"))).collect())
 }
 
@@ -1056,15 +1057,8 @@ pub async fn transfers_forward(
     height_max: i64,
     limit: i64,
 ) -> Result<Vec<TransferRow>, StoreError> {
-    let params: [crate::db::Param<'_>; 7] = [
-        &network,
-        &after.height,
-        &after.event_index,
-        &after.sub_index,
-        &after.event_id,
-        &height_max,
-        &limit,
-    ];
+    let params: [crate::db::Param<'_>; 7] =
+        [&network, &after.height, &after.event_index, &after.sub_index, &after.event_id, &height_max, &limit];
     let rows = conn.query("follow transfers", TRANSFERS_FORWARD, &params).await?;
     Ok(rows.iter().map(transfer).collect())
 }
@@ -1221,9 +1215,8 @@ pub async fn raw_events(
     after_index: i32,
     limit: i32,
 ) -> Result<Vec<RawEventRow>, StoreError> {
-    let rows = raw
-        .query("read raw events", RAW_EVENTS, &[&network, &height, &hash, &after_index, &limit])
-        .await?;
+    let rows =
+        raw.query("read raw events", RAW_EVENTS, &[&network, &height, &hash, &after_index, &limit]).await?;
     Ok(rows
         .iter()
         .map(|row| RawEventRow {

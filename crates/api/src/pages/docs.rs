@@ -43,7 +43,8 @@ struct DocsPage {
 /// Parameters explained once, at the top.
 const COMMON: &[&str] = &["limit", "cursor", "min_finality", "as_of", "min_height", "require_metadata"];
 /// In reading order.
-const TAGS: &[&str] = &["networks", "collections", "assets", "accounts", "transfers", "chain", "search", "stream"];
+const TAGS: &[&str] =
+    &["networks", "collections", "assets", "accounts", "transfers", "chain", "search", "stream"];
 
 pub(super) async fn page(state: ApiState, document: Arc<Value>) -> Response {
     let mut groups: BTreeMap<usize, (String, Vec<Operation>)> = BTreeMap::new();

@@ -104,11 +104,10 @@ impl IntoResponse for Oops {
 /// Renders; a template that cannot be rendered is our mistake, not a panic.
 pub(crate) fn html(page: &impl Template) -> Response {
     match page.render() {
-        Ok(text) => (
-            [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")],
-            text,
-        )
-            .into_response(),
+        Ok(text) => {
+            ([(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")], text)
+                .into_response()
+        }
         Err(error) => {
             tracing::error!(action = "render", error = %error, "A page could not be rendered.");
             Problem::new(
@@ -230,7 +229,8 @@ async fn collections(State(state): State<ApiState>, Asked(query): Asked) -> Resu
     let answer =
         reader.collections(network.as_ref(), Sort::Rank, &ReadParams::default(), &query.page()).await?;
     let network = network.map(|network| network.slug);
-    let base = network.as_ref().map_or("/collections?".to_owned(), |slug| format!("/collections?network={slug}&"));
+    let base =
+        network.as_ref().map_or("/collections?".to_owned(), |slug| format!("/collections?network={slug}&"));
     let older = answer.next.map(|cursor| format!("{base}cursor={cursor}"));
     let networks = reader.networks.iter().map(|network| network.slug.clone()).collect();
     let shell = Shell::new(&reader, "Collections", "");
@@ -265,24 +265,28 @@ async fn collection(
     let first = PageParams { limit: Some(24), cursor: None };
     let assets = match reader.assets_of(&network, id, &params, &some).await {
         Ok(assets) => assets,
-        Err(problem) if problem.code == "invalid_cursor" => reader.assets_of(&network, id, &params, &first).await?,
+        Err(problem) if problem.code == "invalid_cursor" => {
+            reader.assets_of(&network, id, &params, &first).await?
+        }
         Err(problem) => return Err(problem.into()),
     };
     let ten = PageParams { limit: Some(10), cursor: None };
     let holders = reader.holders_of(&network, id, Sort::Rank, &params, &ten).await?;
     let scope = || TransferScope::Collection(id);
-    let transfers = match reader.transfers_of(&network, scope(), &params, &with_reverted(), &query.page()).await {
-        Ok(transfers) => transfers,
-        Err(problem) if problem.code == "invalid_cursor" => {
-            let page = PageParams { limit: Some(ROWS), cursor: None };
-            reader.transfers_of(&network, scope(), &params, &with_reverted(), &page).await?
-        }
-        Err(problem) => return Err(problem.into()),
-    };
+    let transfers =
+        match reader.transfers_of(&network, scope(), &params, &with_reverted(), &query.page()).await {
+            Ok(transfers) => transfers,
+            Err(problem) if problem.code == "invalid_cursor" => {
+                let page = PageParams { limit: Some(ROWS), cursor: None };
+                reader.transfers_of(&network, scope(), &params, &with_reverted(), &page).await?
+            }
+            Err(problem) => return Err(problem.into()),
+        };
     let item = Collection::new(&row, &network.slug);
     let base = format!("/collections/{}/{}", network.slug, item.address);
     let mut feed = Feed::new(transfers, std::slice::from_ref(&network), &base);
-    feed.live = query.cursor.is_none().then(|| format!("network={}&collection={}", network.slug, item.address));
+    feed.live =
+        query.cursor.is_none().then(|| format!("network={}&collection={}", network.slug, item.address));
     let name = item.name.clone().unwrap_or_else(|| short(&item.address));
     let api = format!("/v1/collections/{}/{}", network.slug, item.address);
     Ok(html(&CollectionPage {
@@ -337,6 +341,7 @@ async fn asset(
     let base = format!("/assets/{}/{contract}/{}", network.slug, item.token_id);
     let mut feed = Feed::new(transfers, std::slice::from_ref(&network), &base);
     feed.live = query.cursor.is_none().then(|| format!("network={}&collection={contract}", network.slug));
+    feed.same_asset = true;
     let of = item.collection_name.clone().unwrap_or_else(|| short(&contract));
     let title = item.name.clone().unwrap_or_else(|| format!("{of} #{}", view::short_token(&item.token_id)));
     Ok(html(&AssetPage {
@@ -387,13 +392,14 @@ async fn account(
         reader.account_is_known(&network, id).await?;
     }
     let page = |cursor: Option<String>| PageParams { limit: Some(48), cursor };
-    let (holdings, in_assets) = match reader.holdings_of(&network, id, None, &params, &page(query.cursor.clone())).await {
-        Ok(holdings) => (holdings, query.cursor.is_some()),
-        Err(problem) if problem.code == "invalid_cursor" => {
-            (reader.holdings_of(&network, id, None, &params, &page(None)).await?, false)
-        }
-        Err(problem) => return Err(problem.into()),
-    };
+    let (holdings, in_assets) =
+        match reader.holdings_of(&network, id, None, &params, &page(query.cursor.clone())).await {
+            Ok(holdings) => (holdings, query.cursor.is_some()),
+            Err(problem) if problem.code == "invalid_cursor" => {
+                (reader.holdings_of(&network, id, None, &params, &page(None)).await?, false)
+            }
+            Err(problem) => return Err(problem.into()),
+        };
     let rows = PageParams { limit: Some(ROWS), cursor: query.cursor.clone().filter(|_| !in_assets) };
     let transfers =
         reader.transfers_of(&network, TransferScope::Account(id), &params, &with_reverted(), &rows).await?;

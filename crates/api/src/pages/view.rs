@@ -146,7 +146,10 @@ impl Badge {
             "finalized" => Self { class: "final", text: "finalized".into() },
             "confirmed" => Self { class: "wet", text: "confirmed".into() },
             "reverted" => Self { class: "gone", text: "reverted".into() },
-            _ => Self { class: "wet", text: format!("confirming {}/{required}", confirmations.clamp(0, required)) },
+            _ => Self {
+                class: "wet",
+                text: format!("confirming {}/{required}", confirmations.clamp(0, required)),
+            },
         }
     }
     pub(crate) fn of_height(network: &NetworkRow, height: i64) -> Self {
@@ -213,6 +216,8 @@ pub(crate) struct Feed {
     pub(crate) rows: Vec<Row>,
     pub(crate) older: Option<String>,
     pub(crate) many_networks: bool,
+    /// All rows are of one asset, which the page names already.
+    pub(crate) same_asset: bool,
     /// Query of the stream that feeds it; none when it does not move.
     pub(crate) live: Option<String>,
     /// Where the line is when no row of this list is below it.
@@ -246,7 +251,7 @@ impl Feed {
             .collect();
         let joint = if base.contains('?') { '&' } else { '?' };
         let older = page.next.map(|cursor| format!("{base}{joint}cursor={cursor}"));
-        Self { rows, older, many_networks: networks.len() > 1, live: None, below }
+        Self { rows, older, many_networks: networks.len() > 1, same_asset: false, live: None, below }
     }
     /// For lists within one block, which are on one side of the line.
     pub(crate) fn without_rules(mut self) -> Self {
@@ -306,9 +311,9 @@ pub(crate) struct AssetView {
     pub(crate) item: Asset,
     pub(crate) href: String,
     pub(crate) title: String,
-    pub(crate) token: String,
+    /// What the title does not say: token id, units, stub, burned.
+    pub(crate) subtitle: String,
     pub(crate) picture: String,
-    pub(crate) qty: Option<String>,
     pub(crate) badge: Option<Badge>,
 }
 
@@ -316,13 +321,24 @@ impl AssetView {
     pub(crate) fn new(item: Asset, held: Option<(String, String)>) -> Self {
         let contract = item.contract.clone().unwrap_or_default();
         let token = short_token(&item.token_id);
+        let mut said = Vec::new();
+        if item.name.is_some() {
+            said.push(format!("#{token}"));
+        }
+        if let Some((qty, _)) = held.as_ref().filter(|(qty, _)| qty != "1") {
+            said.push(format!("× {}", group_text(qty)));
+        }
+        if item.is_burned {
+            said.push("burned".to_owned());
+        } else if item.is_stub {
+            said.push("metadata on its way".to_owned());
+        }
         Self {
+            subtitle: said.join(" · "),
             href: format!("/assets/{}/{contract}/{}", item.network, item.token_id),
             title: item.name.clone().unwrap_or_else(|| format!("#{token}")),
             picture: art::shore(&item.id.to_string(), false),
-            qty: held.as_ref().filter(|(qty, _)| qty != "1").map(|(qty, _)| group_text(qty)),
             badge: held.filter(|(_, status)| status != "finalized").map(|(_, status)| Badge::word(&status)),
-            token,
             item,
         }
     }
@@ -387,7 +403,10 @@ mod tests {
         assert_eq!((group(-5), group(0), group(999)), ("-5".into(), "0".into(), "999".into()));
         assert_eq!(short("0x1a2b3c4d5e6f7081920a0b0c0d0e0f1a2b3c9f0e"), "0x1a2b…9f0e");
         assert_eq!(short_token("115792089237316195423570985"), "11579…0985");
-        assert_eq!((span(12), span(200), span(7200), span(400_000)), ("12 s".into(), "3 min".into(), "2 h".into(), "4 d".into()));
+        assert_eq!(
+            (span(12), span(200), span(7200), span(400_000)),
+            ("12 s".into(), "3 min".into(), "2 h".into(), "4 d".into())
+        );
     }
 
     #[test]

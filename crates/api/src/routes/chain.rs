@@ -176,16 +176,19 @@ pub(crate) async fn find_block(
     block: &str,
 ) -> Result<reads::BlockRow, Problem> {
     if !block.is_empty() && block.len() < 19 && block.bytes().all(|byte| byte.is_ascii_digit()) {
-        let height: i64 = block.parse().map_err(|_| {
-            Problem::bad("invalid_parameter", "not a height", "Heights fit in 63 bits.")
-        })?;
+        let height: i64 = block
+            .parse()
+            .map_err(|_| Problem::bad("invalid_parameter", "not a height", "Heights fit in 63 bits."))?;
         if let Some(row) = reads::blocks_at(&reader.conn, &[network.network_id], height).await?.pop() {
             return Ok(row);
         }
         let projected = network.projected_height.unwrap_or(-1);
         return Err(if height > projected {
             Problem::pending(
-                format!("not here yet: on {} we have read to {projected}, you asked for {height}", network.slug),
+                format!(
+                    "not here yet: on {} we have read to {projected}, you asked for {height}",
+                    network.slug
+                ),
                 "Ask again with min_height= to wait for it.",
             )
         } else if height < network.start_block {
@@ -250,7 +253,8 @@ async fn raw_events(
     page: &PageParams,
 ) -> Result<Json<Page<RawEvent>>, Problem> {
     let limit = page.limit()?;
-    let binding = format!("raw_events|{}|{height}|{}", network.network_id, hash.map_or_else(String::new, hex0x));
+    let binding =
+        format!("raw_events|{}|{height}|{}", network.network_id, hash.map_or_else(String::new, hex0x));
     let after: (i32,) = match &page.cursor {
         None => (-1,),
         Some(text) => cursor::decode(&binding, text)?,

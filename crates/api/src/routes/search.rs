@@ -158,14 +158,23 @@ async fn by_prefix(reader: &Reader, text: &str, found: &mut Vec<Found>) -> Resul
     push_assets(reader, reads::assets_by_name(&reader.conn, text, 10).await?, found);
     let lower = text.to_lowercase();
     if lower.starts_with("0x") && (5..42).contains(&lower.len()) {
-        push_collections(reader, reads::collections_by_address_prefix(&reader.conn, &lower, 10).await?, found);
+        push_collections(
+            reader,
+            reads::collections_by_address_prefix(&reader.conn, &lower, 10).await?,
+            found,
+        );
         push_accounts(reader, reads::accounts_by_prefix(&reader.conn, &lower, 10).await?, found);
     }
     Ok(())
 }
 
 /// A block or transaction hash.
-async fn by_hash(state: &ApiState, reader: &Reader, text: &str, found: &mut Vec<Found>) -> Result<(), Problem> {
+async fn by_hash(
+    state: &ApiState,
+    reader: &Reader,
+    text: &str,
+    found: &mut Vec<Found>,
+) -> Result<(), Problem> {
     let digits = text.strip_prefix("0x").unwrap_or(text);
     let Some(hash) = hex::decode(digits).ok().filter(|bytes| bytes.len() == 32) else { return Ok(()) };
     push_blocks(reader, &reads::blocks_by_hash(&reader.conn, &hash).await?, found);

@@ -96,7 +96,15 @@ async fn open(config: ApiConfig) -> anyhow::Result<Seed> {
     ];
     let accounts: Vec<String> = (0..24).map(|n| address(&format!("account {n}"))).collect();
     let transfers = story();
-    Ok(Seed { db, owner, router: tidemark_api::router(state.clone()), state, collections, accounts, transfers })
+    Ok(Seed {
+        db,
+        owner,
+        router: tidemark_api::router(state.clone()),
+        state,
+        collections,
+        accounts,
+        transfers,
+    })
 }
 
 /// Mints first, then moves; the newest are above the tidemark, one of them was taken back.
@@ -119,7 +127,9 @@ fn story() -> Vec<Moved> {
         };
         let token = match collection {
             1 => (roll(4) + 1).to_string(),
-            2 if step < 8 => "115792089237316195423570985008687907853269984665640564039457584007913129639935".into(),
+            2 if step < 8 => {
+                "115792089237316195423570985008687907853269984665640564039457584007913129639935".into()
+            }
             _ => (roll(40) + 1).to_string(),
         };
         // The last stretch is dense and above the finalized height.
@@ -130,7 +140,8 @@ fn story() -> Vec<Moved> {
         owners.insert(key, to);
         let event_index = i32::try_from(roll(90)).expect("small");
         let tx_hash = bytes(&format!("tx {network} {height} {}", step / 2 * 2));
-        let source = SourceEventId::evm(NetworkId(network), &tx_hash, u32::try_from(event_index).expect("small"));
+        let source =
+            SourceEventId::evm(NetworkId(network), &tx_hash, u32::try_from(event_index).expect("small"));
         moves.push(Moved {
             network,
             height,
@@ -173,7 +184,8 @@ impl Seed {
              create table system.bus_log_all partition of system.bus_log default;\n",
         );
         for network in [ETH, POLYGON] {
-            for table in ["raw.blocks", "raw.transactions", "raw.events", "raw.tx_lookup", "raw.block_lookup"] {
+            for table in ["raw.blocks", "raw.transactions", "raw.events", "raw.tx_lookup", "raw.block_lookup"]
+            {
                 let _ = write!(
                     sql,
                     "create table {table}_{network} partition of {table} for values in ({network});\n"
@@ -363,12 +375,21 @@ impl Seed {
             );
         }
         for (at, (network, address, standard)) in self.collections.iter().enumerate() {
-            let name = [Some("Harbour Lights"), Some("Driftwood Editions"), Some(HOSTILE), None, Some("Kelp Forest")][at];
+            let name = [
+                Some("Harbour Lights"),
+                Some("Driftwood Editions"),
+                Some(HOSTILE),
+                None,
+                Some("Kelp Forest"),
+            ][at];
             let of: Vec<_> = self.transfers.iter().filter(|moved| moved.collection == at).collect();
             let tokens: std::collections::BTreeSet<_> = of.iter().map(|moved| &moved.token).collect();
             let owners = holders.keys().filter(|(collection, _)| *collection == at).count();
-            let supply: i64 =
-                holders.iter().filter(|((collection, _), _)| *collection == at).map(|(_, (_, qty))| qty).sum();
+            let supply: i64 = holders
+                .iter()
+                .filter(|((collection, _), _)| *collection == at)
+                .map(|(_, (_, qty))| qty)
+                .sum();
             let _ = write!(
                 sql,
                 "insert into projection.collection_stats (collection_id, network_id, address, standard, name, verified,

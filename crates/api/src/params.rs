@@ -183,7 +183,11 @@ pub(crate) fn canonical_address(network: &NetworkRow, text: &str) -> Result<Stri
             return Ok(text.to_owned());
         }
         _ => {
-            return Err(Problem::bad("invalid_address", "not an address", "See the network's documentation."));
+            return Err(Problem::bad(
+                "invalid_address",
+                "not an address",
+                "See the network's documentation.",
+            ));
         }
     };
     canonical.map_err(|error| {

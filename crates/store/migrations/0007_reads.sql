@@ -10,6 +10,13 @@ begin
 exception
     when duplicate_object or unique_violation or insufficient_privilege then null;
 end $$;
+-- Our login may act as it (`set role`); a superuser may anyway.
+do $$
+begin
+    execute format('grant tidemark_api to %I', current_user);
+exception
+    when others then raise notice 'tidemark_api could not be granted to %: %', current_user, sqlerrm;
+end $$;
 
 -- Prefix search. The name indexes are partial: stubs have no name and cost nothing.
 create index collection_stats_by_name on projection.collection_stats (lower(name) text_pattern_ops)

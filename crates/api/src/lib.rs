@@ -33,7 +33,7 @@ use tower_http::cors::{Any, CorsLayer};
 
 use crate::problem::Problem;
 pub use crate::reader::Sort;
-pub use crate::state::{ApiConfig, ApiState};
+pub use crate::state::{ApiConfig, ApiState, db_options};
 
 /// Largest body: a hundred natural keys fit.
 const BODY_BYTES_MAX: usize = 64 * 1024;

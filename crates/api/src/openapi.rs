@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder};
 
-use crate::problem::Problem;
+use crate::problem::ProblemDocument;
 use crate::state::ApiState;
 
 const DESCRIPTION: &str = "Owners, transfers and collections over several chains, with a stated finality on every \
@@ -37,8 +37,8 @@ pub(crate) fn described(version: &str) -> OpenApi {
 /// Adds the problem schema, the common errors and the rate limit headers to every operation.
 pub(crate) fn finish(doc: OpenApi) -> Value {
     let mut doc = serde_json::to_value(doc).expect("an OpenAPI document is plain data");
-    let problem =
-        serde_json::to_value(<Problem as utoipa::PartialSchema>::schema()).expect("a schema is plain data");
+    let problem = serde_json::to_value(<ProblemDocument as utoipa::PartialSchema>::schema())
+        .expect("a schema is plain data");
     doc["components"]["schemas"]["Problem"] = problem;
     let headers = json!({
         "RateLimit": {"description": "Requests left and seconds until all are back", "schema": {"type": "string"}},

@@ -8,9 +8,28 @@ use serde::Serialize;
 use tidemark_store::{StoreError, Verdict};
 use utoipa::ToSchema;
 
+/// An error. It answers as a [`ProblemDocument`].
+#[derive(Debug, Clone)]
+pub struct Problem {
+    /// What kind of problem this is.
+    pub title: &'static str,
+    /// The HTTP status.
+    pub status: StatusCode,
+    /// What happened here.
+    pub detail: String,
+    /// Stable, for programs.
+    pub code: &'static str,
+    /// What to try next.
+    pub hint: String,
+    /// True: the thing may still be ahead of our watermark.
+    pub(crate) pending: bool,
+    /// Seconds, for `Retry-After`.
+    pub(crate) retry_after: Option<u64>,
+}
+
 /// An error answer. `code` never changes its meaning; `title` and `detail` may be reworded.
 #[derive(Debug, Clone, Serialize, ToSchema)]
-pub struct Problem {
+pub struct ProblemDocument {
     /// Where the code is explained.
     #[serde(rename = "type")]
     #[schema(example = "/docs#problem-not_found")]
@@ -18,9 +37,7 @@ pub struct Problem {
     /// What kind of problem this is.
     pub title: &'static str,
     /// The HTTP status.
-    #[schema(value_type = u16)]
-    #[serde(serialize_with = "as_number")]
-    pub status: StatusCode,
+    pub status: u16,
     /// What happened here.
     pub detail: String,
     /// Stable, for programs.
@@ -28,16 +45,6 @@ pub struct Problem {
     pub code: &'static str,
     /// What to try next.
     pub hint: String,
-    /// True: the thing may still be ahead of our watermark.
-    #[serde(skip)]
-    pub(crate) pending: bool,
-    /// Seconds, for `Retry-After`.
-    #[serde(skip)]
-    pub(crate) retry_after: Option<u64>,
-}
-
-fn as_number<S: serde::Serializer>(status: &StatusCode, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_u16(status.as_u16())
 }
 
 /// Every code with its title, for the docs page and for clients.
@@ -79,7 +86,6 @@ impl Problem {
     ) -> Self {
         let title = CODES.iter().find(|(known, _)| *known == code).map_or("Problem", |(_, title)| title);
         Self {
-            kind: format!("/docs#problem-{code}"),
             title,
             status,
             detail: detail.into(),
@@ -118,7 +124,15 @@ impl Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let (status, pending, retry_after) = (self.status, self.pending, self.retry_after);
-        let mut response = (status, Json(self)).into_response();
+        let document = ProblemDocument {
+            kind: format!("/docs#problem-{}", self.code),
+            title: self.title,
+            status: status.as_u16(),
+            detail: self.detail,
+            code: self.code,
+            hint: self.hint,
+        };
+        let mut response = (status, Json(document)).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tidemark_store::Db;
+use tidemark_store::{Db, DbOptions};
 use tokio_util::sync::CancellationToken;
 
 use crate::guard::RateLimit;
@@ -44,6 +44,17 @@ impl Default for ApiConfig {
             operator_page: true,
             version: env!("CARGO_PKG_VERSION").to_owned(),
         }
+    }
+}
+
+/// How the API connects: with its own role, which reads projection.* and nothing else, and a statement timeout
+/// that bounds every read.
+pub fn db_options(connections_max: usize) -> DbOptions {
+    DbOptions {
+        application_name: "tidemark-api".to_owned(),
+        connections_max,
+        role: Some("tidemark_api".to_owned()),
+        statement_timeout: Some(Duration::from_secs(5)),
     }
 }
 

@@ -89,7 +89,11 @@ impl Hub {
             _ => Arc::clone(&now.networks),
         };
         let mut head = match now.head {
-            -1 => reads::stream_bounds(&conn).await?.1,
+            -1 => {
+                // A hole between old and new messages in memory would be a hole for a client.
+                self.ring.write().expect("no holder of this lock can panic").clear();
+                reads::stream_bounds(&conn).await?.1
+            }
             head => head,
         };
         loop {

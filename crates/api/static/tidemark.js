@@ -73,7 +73,7 @@
     addEventListener("pagehide", function () { source.close(); });
 
     function soon() {
-      if (due === null) due = setTimeout(function () { due = null; refresh(); }, 400);
+      if (due === null) due = setTimeout(function () { due = null; refresh(); }, 700);
     }
 
     function refresh() {

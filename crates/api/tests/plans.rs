@@ -142,7 +142,7 @@ async fn no_function_scans_a_large_table() -> anyhow::Result<()> {
     for sql in [
         format!("select h.account_id, sum(h.qty_delta) from ledger.ownership_history h where h.asset_id = {id} and h.block_number <= 9 and h.account_id > {id} group by h.account_id having sum(h.qty_delta) > 0 order by h.account_id limit 101"),
         format!("select h.asset_id, sum(h.qty_delta) from ledger.ownership_history h where h.account_id = {id} and h.block_number <= 9 and h.asset_id > {id} group by h.asset_id order by h.asset_id limit 101"),
-        "select l.pseq from (select b.pseq, b.outbox_day, b.outbox_seq from system.bus_log b where b.stream = 'projection' and b.part = 0 and b.pseq > 500 order by b.pseq limit 500) l join system.outbox_events o on o.day = l.outbox_day and o.seq = l.outbox_seq order by l.pseq".to_owned(),
+        "select l.pseq from (select b.pseq, b.outbox_day, b.outbox_seq from system.bus_log b where b.stream = 'projection' and b.part = 0 and b.pseq > 500 order by b.pseq limit 500) l cross join lateral (select e.topic from system.outbox_events e where e.day = l.outbox_day and e.seq = l.outbox_seq limit 1) o order by l.pseq".to_owned(),
         "select b.pseq from system.bus_log b where b.stream = 'projection' and b.part = 0 order by b.pseq desc limit 1".to_owned(),
         "select l.block_height from raw.tx_lookup l where l.network_id = 1 and l.id = '\\x00' order by l.block_height desc limit 1".to_owned(),
         "select e.event_index from raw.events e where e.network_id = 1 and e.block_height = 7 and e.event_index > -1 order by e.event_index limit 101".to_owned(),

@@ -10,6 +10,13 @@ begin
 exception
     when duplicate_object or unique_violation or insufficient_privilege then null;
 end $$;
+-- Our login may act as it (`set role`); a superuser may anyway.
+do $$
+begin
+    execute format('grant tidemark_api to %I', current_user);
+exception
+    when others then raise notice 'tidemark_api could not be granted to %: %', current_user, sqlerrm;
+end $$;
 
 -- Prefix search. The name indexes are partial: stubs have no name and cost nothing.
 create index collection_stats_by_name on projection.collection_stats (lower(name) text_pattern_ops)
@@ -90,7 +97,9 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
              where b.stream = 'projection' and b.part = 0 and b.pseq > after
              order by b.pseq
              limit least(rows_max, 1000)) l
-      join system.outbox_events o on o.day = l.outbox_day and o.seq = l.outbox_seq
+      -- Lateral with a limit: one probe per row, never a scan of a day's outbox.
+     cross join lateral (select e.topic, e.envelope, e.created_at from system.outbox_events e
+                          where e.day = l.outbox_day and e.seq = l.outbox_seq limit 1) o
      order by l.pseq
 $$;
 
@@ -113,22 +122,6 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select l.block_height, l.tx_index, l.block_time
       from raw.tx_lookup l where l.network_id = network and l.id = hash
      order by l.block_height desc limit 1
-$$;
-
-create function projection.raw_block_lookup(network int, hash bytea)
-returns table (height bigint, block_time timestamptz)
-language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-    select l.height, l.block_time
-      from raw.block_lookup l where l.network_id = network and l.id = hash
-     order by l.height desc limit 1
-$$;
-
-create function projection.raw_block(network int, at_height bigint)
-returns table (height bigint, hash bytea, parent_hash bytea, block_time timestamptz, tx_count int,
-               event_count int, payload jsonb)
-language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-    select b.height, b.hash, b.parent_hash, b.block_time, b.tx_count, b.event_count, b.payload
-      from raw.blocks b where b.network_id = network and b.height = at_height
 $$;
 
 create function projection.raw_transaction(network int, at_height bigint, hash bytea)

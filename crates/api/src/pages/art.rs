@@ -10,36 +10,26 @@ pub(crate) fn shore(name: &str, round: bool) -> String {
     let hash = Sha256::digest(name.as_bytes());
     let hue = u32::from(hash[0]) * 360 / 256;
     let other = (hue + 25 + u32::from(hash[1]) % 70) % 360;
-    let corner = if round { 16 } else { 6 };
+    let class = if round { "pic round" } else { "pic" };
     let mut svg = format!(
-        "<svg class=\"pic\" viewBox=\"0 0 32 32\" aria-hidden=\"true\"><clipPath id=\"c{id}\"><rect width=\"32\" height=\"32\" \
-         rx=\"{corner}\"/></clipPath><g clip-path=\"url(#c{id})\"><rect width=\"32\" height=\"32\" fill=\"hsl({hue},38%,82%)\"/>",
-        id = hex::encode(&hash[..4]),
+        "<svg class=\"{class}\" viewBox=\"0 0 32 32\" aria-hidden=\"true\">\
+         <path d=\"M0 0h32v32H0z\" fill=\"hsl({hue},38%,82%)\"/>"
     );
     if hash[2] & 1 == 1 {
-        let (x, y) = (6 + u32::from(hash[3]) % 20, 6 + u32::from(hash[4]) % 7);
-        let _ = write!(
-            svg,
-            "<circle cx=\"{x}\" cy=\"{y}\" r=\"{}\" fill=\"hsl({other},60%,92%)\"/>",
-            2 + hash[5] % 4
-        );
+        let (x, y, r) = (6 + u32::from(hash[3]) % 20, 6 + u32::from(hash[4]) % 7, 2 + hash[5] % 4);
+        let _ = write!(svg, "<circle cx=\"{x}\" cy=\"{y}\" r=\"{r}\" fill=\"hsl({other},60%,92%)\"/>");
     }
     for (band, light) in [(0_usize, 62_u32), (1, 46), (2, 30)] {
         let height = 9 + 7 * u32::try_from(band).unwrap_or(0) + u32::from(hash[6 + band]) % 6;
-        let swell = 2 + u32::from(hash[9 + band]) % 5;
-        let up = hash[12 + band] & 1 == 1;
-        let (first, second) = if up {
-            (height.saturating_sub(swell), height + swell)
-        } else {
-            (height + swell, height.saturating_sub(swell))
-        };
+        let swell = 3 + u32::from(hash[9 + band]) % 6;
+        let crest = if hash[12 + band] & 1 == 1 { height.saturating_sub(swell) } else { height + swell };
         let hue = if band == 1 { other } else { hue };
         let _ = write!(
             svg,
-            "<path d=\"M0 {height}C8 {first} 8 {first} 16 {height}S24 {second} 32 {height}V32H0Z\" fill=\"hsl({hue},42%,{light}%)\"/>"
+            "<path d=\"M0 {height}Q8 {crest} 16 {height}T32 {height}V32H0z\" fill=\"hsl({hue},42%,{light}%)\"/>"
         );
     }
-    svg.push_str("</g></svg>");
+    svg.push_str("</svg>");
     svg
 }
 
@@ -92,7 +82,7 @@ mod tests {
     fn a_shore_is_deterministic_and_small() {
         assert_eq!(shore("0xabc", true), shore("0xabc", true));
         assert_ne!(shore("0xabc", true), shore("0xabd", true));
-        assert!(shore("0xabc", false).len() < 900);
+        assert!(shore("0xabc", false).len() < 520);
     }
 
     #[test]

@@ -341,6 +341,7 @@ async fn asset(
     let base = format!("/assets/{}/{contract}/{}", network.slug, item.token_id);
     let mut feed = Feed::new(transfers, std::slice::from_ref(&network), &base);
     feed.live = query.cursor.is_none().then(|| format!("network={}&collection={contract}", network.slug));
+    feed.same_asset = true;
     let of = item.collection_name.clone().unwrap_or_else(|| short(&contract));
     let title = item.name.clone().unwrap_or_else(|| format!("{of} #{}", view::short_token(&item.token_id)));
     Ok(html(&AssetPage {

@@ -72,38 +72,36 @@ pub(super) async fn page(State(state): State<ApiState>) -> Result<Response, Oops
     } else {
         reads::operator_facts(&state.raw().conn().await?).await?
     };
-    let lines = reader
-        .networks
-        .iter()
-        .map(|network| {
-            let of = |facts: &Value, list: &str, field: &str| {
-                let rows = facts[list].as_array().into_iter().flatten();
-                rows.filter(|row| row["network_id"] == network.network_id)
-                    .filter_map(|row| row[field].as_i64())
-                    .min()
-            };
-            let head = of(&raw, "heads", "latest_height").or(network.head_height);
-            let ingested = of(&raw, "cursors", "height").or(network.ingested_height);
-            let ledger = of(&app, "ledger", "head_height").or(network.normalized_height);
-            let behind = |before: Option<i64>, after: Option<i64>| Some((before? - after?).max(0));
-            let stage = |name, at: Option<i64>, behind| Stage {
-                name,
-                at: at.map_or("none yet".to_owned(), group),
-                behind,
-            };
-            Line {
-                slug: network.slug.clone(),
-                halted: network.halted_reason.clone(),
-                stages: vec![
-                    stage("node", head, None),
-                    stage("raw", ingested, behind(head, ingested)),
-                    stage("ledger", ledger, behind(ingested, ledger)),
-                    stage("projection", network.projected_height, behind(ledger, network.projected_height)),
-                    stage("final", network.finalized_height, None),
-                ],
-            }
-        })
-        .collect();
+    let mut lines = vec![backbone(&app)];
+    let of_networks = reader.networks.iter().map(|network| {
+        let of = |facts: &Value, list: &str, field: &str| {
+            let rows = facts[list].as_array().into_iter().flatten();
+            rows.filter(|row| row["network_id"] == network.network_id)
+                .filter_map(|row| row[field].as_i64())
+                .min()
+        };
+        let head = of(&raw, "heads", "latest_height").or(network.head_height);
+        let ingested = of(&raw, "cursors", "height").or(network.ingested_height);
+        let ledger = of(&app, "ledger", "head_height").or(network.normalized_height);
+        let behind = |before: Option<i64>, after: Option<i64>| Some((before? - after?).max(0));
+        let stage = |name, at: Option<i64>, behind| Stage {
+            name,
+            at: at.map_or("none yet".to_owned(), group),
+            behind,
+        };
+        Line {
+            slug: network.slug.clone(),
+            halted: network.halted_reason.clone(),
+            stages: vec![
+                stage("node", head, None),
+                stage("raw", ingested, behind(head, ingested)),
+                stage("ledger", ledger, behind(ingested, ledger)),
+                stage("projection", network.projected_height, behind(ledger, network.projected_height)),
+                stage("final", network.finalized_height, None),
+            ],
+        }
+    });
+    lines.extend(of_networks);
     let count = |facts: &Value, name: &str| facts[name].as_i64().unwrap_or(0);
     let outbox = count(&app, "outbox_waiting");
     let depth: i64 =
@@ -122,6 +120,27 @@ pub(super) async fn page(State(state): State<ApiState>) -> Result<Response, Oops
     ];
     let tables = tables(&app, &raw, &reader);
     Ok(html(&OperatorPage { shell: Shell::new(&reader, "Operator", ""), lines, summary, tables }))
+}
+
+/// The backbone, in events over all networks: what waits before each stop.
+fn backbone(app: &Value) -> Line {
+    let streams = || app["streams"].as_array().into_iter().flatten();
+    let sum = |field: &str| streams().filter_map(|row| row[field].as_i64()).sum::<i64>();
+    let depth = |handler: &str| {
+        let rows = app["consumers"].as_array().into_iter().flatten();
+        rows.filter(|row| row["handler_kind"] == handler).filter_map(|row| row["depth"].as_i64()).sum::<i64>()
+    };
+    let stop = |name, at: String, behind| Stage { name, at, behind };
+    Line {
+        slug: "events".to_owned(),
+        halted: None,
+        stages: vec![
+            stop("outbox", "committed".to_owned(), None),
+            stop("bus", format!("{} numbered", group(sum("written"))), app["outbox_waiting"].as_i64()),
+            stop("ledger", "of chain events".to_owned(), Some(depth("ledger"))),
+            stop("projection", "of ledger events".to_owned(), Some(depth("projector"))),
+        ],
+    }
 }
 
 fn tables(app: &Value, raw: &Value, reader: &Reader) -> Vec<Table> {

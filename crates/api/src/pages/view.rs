@@ -70,7 +70,7 @@ pub(crate) fn group(number: i64) -> String {
     let digits = number.unsigned_abs().to_string();
     let mut text = String::from(if number < 0 { "-" } else { "" });
     for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at) % 3 == 0 {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
             text.push('\u{202f}');
         }
         text.push(digit);
@@ -216,6 +216,8 @@ pub(crate) struct Feed {
     pub(crate) rows: Vec<Row>,
     pub(crate) older: Option<String>,
     pub(crate) many_networks: bool,
+    /// All rows are of one asset, which the page names already.
+    pub(crate) same_asset: bool,
     /// Query of the stream that feeds it; none when it does not move.
     pub(crate) live: Option<String>,
     /// Where the line is when no row of this list is below it.
@@ -249,7 +251,7 @@ impl Feed {
             .collect();
         let joint = if base.contains('?') { '&' } else { '?' };
         let older = page.next.map(|cursor| format!("{base}{joint}cursor={cursor}"));
-        Self { rows, older, many_networks: networks.len() > 1, live: None, below }
+        Self { rows, older, many_networks: networks.len() > 1, same_asset: false, live: None, below }
     }
     /// For lists within one block, which are on one side of the line.
     pub(crate) fn without_rules(mut self) -> Self {
@@ -309,9 +311,9 @@ pub(crate) struct AssetView {
     pub(crate) item: Asset,
     pub(crate) href: String,
     pub(crate) title: String,
-    pub(crate) token: String,
+    /// What the title does not say: token id, units, stub, burned.
+    pub(crate) subtitle: String,
     pub(crate) picture: String,
-    pub(crate) qty: Option<String>,
     pub(crate) badge: Option<Badge>,
 }
 
@@ -319,13 +321,24 @@ impl AssetView {
     pub(crate) fn new(item: Asset, held: Option<(String, String)>) -> Self {
         let contract = item.contract.clone().unwrap_or_default();
         let token = short_token(&item.token_id);
+        let mut said = Vec::new();
+        if item.name.is_some() {
+            said.push(format!("#{token}"));
+        }
+        if let Some((qty, _)) = held.as_ref().filter(|(qty, _)| qty != "1") {
+            said.push(format!("× {}", group_text(qty)));
+        }
+        if item.is_burned {
+            said.push("burned".to_owned());
+        } else if item.is_stub {
+            said.push("metadata on its way".to_owned());
+        }
         Self {
+            subtitle: said.join(" · "),
             href: format!("/assets/{}/{contract}/{}", item.network, item.token_id),
             title: item.name.clone().unwrap_or_else(|| format!("#{token}")),
             picture: art::shore(&item.id.to_string(), false),
-            qty: held.as_ref().filter(|(qty, _)| qty != "1").map(|(qty, _)| group_text(qty)),
             badge: held.filter(|(_, status)| status != "finalized").map(|(_, status)| Badge::word(&status)),
-            token,
             item,
         }
     }

@@ -81,9 +81,9 @@ async fn open(config: ApiConfig) -> anyhow::Result<Seed> {
     let url = RedactedUrl::parse(&db.url)?;
     let owner = Db::open(&url, &DbOptions::default())?;
     let role = DbOptions {
-        role: Some("tidemark_api".into()),
-        statement_timeout: Some(std::time::Duration::from_secs(20)),
-        ..DbOptions::default()
+        // Two cores shared with many other tests: the limit is for broken plans, not for a busy machine.
+        statement_timeout: Some(std::time::Duration::from_secs(30)),
+        ..tidemark_api::db_options(8)
     };
     let app = Db::open(&url, &role)?;
     let state = ApiState::new(app.clone(), app, config);
@@ -186,10 +186,8 @@ impl Seed {
         for network in [ETH, POLYGON] {
             for table in ["raw.blocks", "raw.transactions", "raw.events", "raw.tx_lookup", "raw.block_lookup"]
             {
-                let _ = write!(
-                    sql,
-                    "create table {table}_{network} partition of {table} for values in ({network});\n"
-                );
+                let _ =
+                    writeln!(sql, "create table {table}_{network} partition of {table} for values in ({network});");
             }
             let _ = write!(
                 sql,

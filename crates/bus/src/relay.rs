@@ -27,7 +27,8 @@ pub struct RelayOptions {
     pub busy_wait: Duration,
     /// Longest pause between two looks at an empty outbox.
     pub idle_wait_max: Duration,
-    /// Most events numbered in one transaction.
+    /// Most events numbered in one transaction. All of it happens in the server; few large pieces of a
+    /// backlog are cheaper than many small ones, as each looks at the whole window.
     pub window_rows_max: u32,
     /// Most events of one partition published at once.
     pub publish_rows_max: u32,
@@ -40,7 +41,7 @@ impl Default for RelayOptions {
             lease_ttl: Duration::from_secs(10),
             busy_wait: Duration::from_millis(2),
             idle_wait_max: Duration::from_millis(250),
-            window_rows_max: 20_000,
+            window_rows_max: 100_000,
             publish_rows_max: 500,
         }
     }

@@ -81,20 +81,3 @@ async fn a_day_without_partition_still_takes_events() -> anyhow::Result<()> {
     handler.stop().await?;
     relay.stop().await
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_benchmark_counts_what_it_sends() -> anyhow::Result<()> {
-    let rig = Rig::postgres().await?;
-    rig.sql("truncate system.bus_streams").await?;
-    let bench = tidemark_bus::bench::bench_bus(
-        rig.db.clone(),
-        rig.bus.clone(),
-        rig.tails.clone(),
-        rig.registry.clone(),
-        2_000,
-    )
-    .await?;
-    assert_eq!(bench.events, 2_000);
-    assert!(bench.events_per_second > 0.0 && bench.bare_events_per_second > 0.0);
-    Ok(())
-}

@@ -133,10 +133,12 @@ const LOCK_CURSOR: &str = "
     select snapshot, window_end, window_seq, floor_seq from system.relay_cursor
     where id = 1 and epoch = $1 for update";
 const SNAPSHOT: &str = "select pg_current_snapshot()::text";
+// `order by … limit 1` keeps this on the index also when the planner knows nothing of the table yet.
 const HAS_ROWS: &str = "
-    select exists (select from system.outbox_events
-                   where xid >= pg_snapshot_xmax($1::text::pg_snapshot) and seq > $3)
-        or exists (select from system.outbox_events where xid = any($2::text[]::xid8[]) and seq > $3)
+    select (select xid from system.outbox_events
+            where xid >= $1::text::xid8 and seq > $3 order by xid, seq limit 1) is not null
+        or (select xid from system.outbox_events
+            where xid = any($2::text[]::xid8[]) and seq > $3 order by xid, seq limit 1) is not null
         or exists (select from system.relay_cursor where window_end is not null)";
 const PEEK_CURSOR: &str = "select snapshot, floor_seq from system.relay_cursor where id = 1 and epoch = $1";
 
@@ -172,10 +174,11 @@ const NUMBER: &str = "
     select stream, part, next_pseq - 1, published_pseq,
            (select count(*) from picked), (select max(seq) from picked), (select min(created_at) from picked)
     from bumped";
+// The clock and not `now()`: a large window may take longer than the lease.
 const MOVE_CURSOR: &str = "
     update system.relay_cursor
     set snapshot = $2, window_end = $3, window_seq = $4, updated_at = now(),
-        lease_expires_at = now() + make_interval(secs => $5)
+        lease_expires_at = clock_timestamp() + make_interval(secs => $5)
     where id = 1 and epoch = $1";
 
 /// This cluster's own name; a dump restored elsewhere has another one.
@@ -248,8 +251,8 @@ pub async fn has_unnumbered(conn: &Conn, epoch: i64) -> Result<bool, StoreError>
     let cursor = conn.query_opt("read the relay's cursor", PEEK_CURSOR, &[&epoch]).await?;
     let cursor = cursor.ok_or_else(relay_fenced)?;
     let (snapshot, floor): (String, i64) = (cursor.get(0), cursor.get(1));
-    let (_, open) = snapshot_parts(&snapshot)?;
-    Ok(conn.query_one("look for new events", HAS_ROWS, &[&snapshot, &open, &floor]).await?.get(0))
+    let (xmax, open) = snapshot_parts(&snapshot)?;
+    Ok(conn.query_one("look for new events", HAS_ROWS, &[&xmax, &open, &floor]).await?.get(0))
 }
 
 /// Numbers the next window (at most `limit` rows of it) and moves the cursor, all in `tx`.

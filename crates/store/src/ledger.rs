@@ -14,7 +14,6 @@ use time::OffsetDateTime;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use crate::copy::CopyBuffer;
 use crate::db::{StoreError, Tx};
 
 /// One movement of an event, as stored.
@@ -287,91 +286,6 @@ async fn contradicted(tx: &Tx<'_>, rows: &[&NormalizedRow]) -> Result<BTreeSet<E
     Ok(found.iter().map(|row| EventId(row.get(0))).collect())
 }
 
-const EXISTING: &str = "
-    select normalized_event_id from ledger.normalized_event_keys where normalized_event_id = any($1)";
-const COPY_KEYS: &str = "
-    copy ledger.normalized_event_keys
-        (normalized_event_id, event_uid, source_event_id, sub_index, network_id, block_number, block_hash,
-         finality_status, is_reverted)
-    from stdin (format binary)";
-const COPY_EVENTS: &str = "
-    copy ledger.normalized_events
-        (id, source_event_id, sub_index, network_id, event_kind, asset_id, collection_id, block_number,
-         block_hash, tx_hash, event_index, event_time, finality_status, is_reverted, blob_ref)
-    from stdin (format binary)";
-const COPY_DELTAS: &str = "
-    copy ledger.normalized_event_deltas
-        (normalized_event_id, delta_index, asset_id, from_account_id, to_account_id, qty_delta)
-    from stdin (format binary)";
-
-/// Writes the final events of a segment of history: what was never here goes in by COPY, what was (events
-/// of a branch that lost and came back) as live events do. The caller holds the network's lock, under which
-/// all of its events are written, so nothing can come in between. Gives what really changed.
-pub async fn write_segment(
-    tx: &Tx<'_>,
-    network: NetworkId,
-    rows: &[NormalizedRow],
-) -> Result<BTreeSet<EventId>, StoreError> {
-    if rows.is_empty() {
-        return Ok(BTreeSet::new());
-    }
-    let ids: Vec<EventId> = rows.iter().map(|row| row.id).collect();
-    let existing = tx.query("look for known events", EXISTING, &[&uuids(&ids)]).await?;
-    let existing: BTreeSet<EventId> = existing.iter().map(|row| EventId(row.get(0))).collect();
-    let (known, mut new): (Vec<&NormalizedRow>, Vec<&NormalizedRow>) =
-        rows.iter().partition(|row| existing.contains(&row.id));
-    // Sorted keys fill the pages of the indexes one after another.
-    new.sort_by_key(|row| row.id);
-    let (mut keys, mut events, mut deltas) = (CopyBuffer::new(9), CopyBuffer::new(15), CopyBuffer::new(6));
-    for row in &new {
-        let sub_index = row.sub_index.to_string();
-        let reverted = row.status == FinalityStatus::Reverted;
-        keys.row()
-            .uuid(row.id.0)
-            .bytea(&tidemark_model::ids::event_uid(&row.source_event_id, row.sub_index))
-            .text(row.source_event_id.as_str())
-            .text(&sub_index)
-            .i32(network.0)
-            .i64(row.block.height.as_i64())
-            .bytea(&row.block.hash.0)
-            .text(row.status.as_str())
-            .bool(reverted);
-        events
-            .row()
-            .uuid(row.id.0)
-            .text(row.source_event_id.as_str())
-            .text(&sub_index)
-            .i32(network.0)
-            .text(row.kind.as_str())
-            .opt(row.asset, |buffer, id| buffer.uuid(id.0))
-            .opt(row.collection, |buffer, id| buffer.uuid(id.0))
-            .i64(row.block.height.as_i64())
-            .bytea(&row.block.hash.0)
-            .bytea(row.tx_hash.as_bytes())
-            .i32(row.event_index)
-            .timestamp(row.event_time)
-            .text(row.status.as_str())
-            .bool(reverted)
-            .opt(row.blob_ref.as_deref(), |buffer, blob| buffer.text(blob));
-        if let Some(delta) = &row.delta {
-            deltas
-                .row()
-                .uuid(row.id.0)
-                .i32(0)
-                .uuid(delta.asset.0)
-                .opt(delta.from, |buffer, id| buffer.uuid(id.0))
-                .opt(delta.to, |buffer, id| buffer.uuid(id.0))
-                .qty(delta.signed());
-        }
-    }
-    tx.copy_in("copy event keys", COPY_KEYS, keys).await?;
-    tx.copy_in("copy events", COPY_EVENTS, events).await?;
-    tx.copy_in("copy movements", COPY_DELTAS, deltas).await?;
-    let known: Vec<NormalizedRow> = known.into_iter().cloned().collect();
-    let mut changed = upsert_events(tx, network, &known).await?.changed;
-    changed.extend(new.iter().map(|row| row.id));
-    Ok(changed)
-}
 
 const DROP_OPEN_LEGS: &str = "
     delete from ledger.unfinalized_deltas where normalized_event_id = any($1) returning asset_id";

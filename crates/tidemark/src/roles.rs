@@ -140,6 +140,7 @@ impl Shop {
             self.ctx.app.clone(),
             self.parts.reader.clone(),
             Arc::clone(&self.parts.partitions),
+            Arc::clone(&self.parts.emitter),
             HistoryOptions::default(),
         )
     }

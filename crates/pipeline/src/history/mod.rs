@@ -21,6 +21,12 @@ pub enum HistoryError {
     /// The database failed, or somebody else moved the ledger.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Finality could not be applied to what live had left open.
+    #[error(transparent)]
+    Work(#[from] crate::workers::WorkError),
+    /// An event could not be emitted.
+    #[error(transparent)]
+    Outbox(#[from] tidemark_store::outbox::OutboxError),
     /// Raw rows could not be read back.
     #[error(transparent)]
     Raw(#[from] RawError),

@@ -4,16 +4,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidemark_model::OffsetDateTime;
 use tidemark_model::chain::{ChainAdapter, ParsedBlock, RawBlock};
 use tidemark_model::ids::{Height, HeightRange, NetworkId};
-use tidemark_store::partitions::Partitions;
-use tidemark_store::raw::RawReader;
-use tidemark_store::{Db, Verdict, bulk, cursor};
+use tidemark_store::outbox::Emitter;
+use tidemark_store::partitions::{Partitions, Table, index_partition};
+use tidemark_store::raw::{self, RawReader};
+use tidemark_store::{Db, Verdict, bulk, cursor, ledger};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::{HistoryError, apply_blocks};
+use crate::workers::{Cause, advance_finality};
 
 /// Settings of one network's history worker.
 #[derive(Debug, Clone)]
@@ -58,6 +61,7 @@ pub struct HistoryWorker {
     app: Db,
     reader: RawReader,
     partitions: Arc<Partitions>,
+    emitter: Arc<Emitter>,
     options: HistoryOptions,
     progress: watch::Sender<HistoryProgress>,
 }
@@ -72,11 +76,12 @@ impl HistoryWorker {
         app: Db,
         reader: RawReader,
         partitions: Arc<Partitions>,
+        emitter: Arc<Emitter>,
         options: HistoryOptions,
     ) -> Self {
         let progress =
             watch::Sender::new(HistoryProgress { applied: -1, available: -1, ..HistoryProgress::default() });
-        Self { adapter, raw, app, reader, partitions, options, progress }
+        Self { adapter, raw, app, reader, partitions, emitter, options, progress }
     }
 
     /// Where progress can be watched.
@@ -120,15 +125,14 @@ impl HistoryWorker {
             now.applied = progress.head;
             now.available = available;
         });
-        // Events of the live path that are not final yet are the live handler's to finish.
         if progress.finalized != progress.head {
-            return Ok(false);
+            return self.finish_live(progress.head, available).await;
         }
         let next = Height::from_i64(progress.head + 1);
         let Some(range) =
             u64::try_from(available).ok().and_then(|last| HeightRange::inclusive(next, Height(last)))
         else {
-            self.finish_backlog().await?;
+            self.finish_backlog(progress.head).await?;
             return Ok(false);
         };
         self.progress.send_modify(|now| now.idle = false);
@@ -153,8 +157,38 @@ impl HistoryWorker {
         let finalized =
             cursor::head(&conn, network).await?.and_then(|head| head.finalized).map(|block| block.height);
         let Some(finalized) = finalized else { return Ok(head) };
-        let covered = tidemark_store::raw::covered_through(&conn, network, head).await?;
+        let covered = raw::covered_through(&conn, network, head).await?;
         Ok(covered.min(finalized.as_i64()))
+    }
+
+    /// After an outage the chain is final beyond what live had left open, but that message comes only behind
+    /// the history that waits for us: finality up to the ledger's head is applied here. Not while the raw
+    /// chain differs from the ledger's: then the message of that reorg comes first.
+    async fn finish_live(&self, head: i64, available: i64) -> Result<bool, HistoryError> {
+        if available < head {
+            return Ok(false);
+        }
+        let network = self.adapter.network();
+        let mut conn = self.app.conn().await?;
+        let tx = conn.tx().await?;
+        let progress = bulk::lock_progress(&tx, network.id).await?;
+        if progress.head != head || progress.finalized == head {
+            return Ok(true); // Somebody moved it: look again.
+        }
+        let open = ledger::recent_above(&tx, network.id, progress.finalized).await?;
+        let raw = self.raw.conn().await?;
+        for block in &open {
+            let stored = raw::block_at(&raw, network.id, block.height).await?;
+            if stored.is_none_or(|link| link.block.hash != block.hash) {
+                return Ok(false);
+            }
+        }
+        drop(raw);
+        let cause = Cause { id: format!("history:{}:{head}", network.id), at: OffsetDateTime::now_utc() };
+        let done = advance_finality(&tx, network, Height::from_i64(head), None, &cause).await?;
+        self.emitter.append(&tx, &done.drafts).await?;
+        tx.commit().await?;
+        Ok(true)
     }
 
     /// Reads and parses ahead of the writer by one segment.
@@ -198,8 +232,17 @@ impl HistoryWorker {
     }
 
     /// History is done for now: build what was deferred, so that readers find their indexes.
-    async fn finish_backlog(&self) -> Result<(), HistoryError> {
+    async fn finish_backlog(&self, applied: i64) -> Result<(), HistoryError> {
         let mut conn = self.app.conn().await?;
+        let network = self.adapter.network().id;
+        if let Ok(height) = u64::try_from(applied) {
+            let due =
+                self.partitions.indexes_due(&conn, &[Table::Transfers], network, Height(height)).await?;
+            for partition in &due {
+                index_partition(&mut conn, partition).await?;
+            }
+            self.partitions.ensure_indexed(&mut conn, &[Table::Transfers], network, Height(height)).await?;
+        }
         let restored = bulk::restore_indexes(&mut conn).await?;
         if restored > 0 {
             tracing::info!(

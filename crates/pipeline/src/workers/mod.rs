@@ -5,7 +5,6 @@
 //! - [`normalizer`]: events, movements, stubs
 //! - [`state_updater`]: finality, owners, history, supply, digest
 //! - [`reorg_handler`]: branches that lost, and the operator's rewind
-//! - [`segment`]: a range of final history, in bulk
 //! - [`openings`]: what accounts held before our first block
 //! - [`verify`]: the invariants
 
@@ -15,7 +14,6 @@ pub(crate) mod drafts;
 pub mod normalizer;
 pub mod openings;
 pub mod reorg_handler;
-pub mod segment;
 pub mod state_updater;
 pub mod verify;
 
@@ -23,7 +21,6 @@ pub use block::{BlockInput, BlockOutcome, process_block};
 pub use normalizer::{Normalized, normalize};
 pub use openings::{Openings, prepare};
 pub use reorg_handler::{Reorged, handle_reorg, repair, rewind};
-pub use segment::{Segment, SegmentInput, SegmentOutcome, apply_segment};
 pub use state_updater::{Finalized, advance_confirmed, advance_finality};
 pub use verify::{Violation, verify_ledger};
 

@@ -11,6 +11,31 @@
 //! - [`postgres`], [`nats`], [`redis`]: the engines; [`refill`] closes their holes; [`tail`] knows the heads
 //! - [`dispatch`]: ordered consumers with exactly-once effect
 //! - [`dlq`], [`replay`], [`retention`]: what operators do
+//!
+//! The wiring of a process:
+//!
+//! ```no_run
+//! # use std::sync::Arc;
+//! # use tidemark_bus::dispatch::{Dispatcher, DispatcherOptions, Handler};
+//! # use tidemark_bus::{postgres::PostgresBus, registry::Registry, relay::{Relay, RelayOptions}, tail::Tails};
+//! # use tidemark_store::{Db, outbox::{Emitter, EmitterOptions}};
+//! # async fn wire(db: Db, handler: Arc<dyn Handler>) -> Result<(), tidemark_bus::BusError> {
+//! let registry = Arc::new(Registry::builtin());
+//! let emitter = Emitter::new(EmitterOptions::default(), registry.clone());
+//! let tails = Arc::new(Tails::new(db.clone()));
+//! let bus = Arc::new(PostgresBus::new(db.clone(), tails.clone()));
+//! let relay = Relay::new(db.clone(), bus.clone(), tails, RelayOptions::default());
+//! let options = DispatcherOptions {
+//!     partitions: emitter.partitions().clone(),
+//!     relay: Some(relay.handle()),
+//!     ..DispatcherOptions::default()
+//! };
+//! let dispatcher = Dispatcher::new(db, bus, registry, options).with(handler);
+//! let stop = tokio_util::sync::CancellationToken::new();
+//! tokio::try_join!(relay.run(stop.clone()), dispatcher.run(stop))?;
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod bench;
 pub mod dispatch;

@@ -12,3 +12,11 @@ alter table system.relay_cursor add column if not exists window_seq bigint;
 alter table system.relay_cursor add column if not exists floor_seq bigint not null default 0;
 
 create index if not exists dlq_by_time on system.dlq (failed_at desc);
+
+-- Small rows that move with every batch: room for in-page updates, and vacuum before they spread.
+alter table system.relay_cursor set
+    (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+alter table system.bus_partitions set
+    (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+alter table system.consumer_positions set
+    (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);

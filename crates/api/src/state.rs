@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tidemark_store::{Db, DbOptions};
+use tidemark_store::{Db, DbOptions, StoreError, reads};
 use tokio_util::sync::CancellationToken;
 
 use crate::guard::RateLimit;
@@ -73,6 +73,8 @@ struct Inner {
     closing: CancellationToken,
 }
 
+/// Database statistics move slowly.
+const GAUGES_EVERY: Duration = Duration::from_secs(60);
 /// Forgotten clients leave the rate limiter's memory this often.
 const LIMITER_SWEEP: Duration = Duration::from_secs(30);
 
@@ -109,15 +111,41 @@ impl ApiState {
     pub async fn run(&self, token: CancellationToken) {
         let poll = Duration::from_millis(self.inner.config.stream_poll_ms.max(10));
         let mut sweep = tokio::time::interval(LIMITER_SWEEP);
+        let mut gauges = tokio::time::interval(GAUGES_EVERY);
         loop {
             tokio::select! {
                 biased;
                 () = token.cancelled() => break,
                 _ = sweep.tick() => self.inner.limit.sweep(),
+                _ = gauges.tick() => self.measure().await,
                 () = tokio::time::sleep(poll) => self.inner.hub.poll(&self.inner.app).await,
             }
         }
         self.inner.hub.stop();
         self.inner.closing.cancel();
+    }
+
+    /// S0 §15.3: the gauges that come from the database.
+    async fn measure(&self) {
+        let read = async {
+            let conn = self.inner.app.conn().await?;
+            Ok::<_, StoreError>((reads::cache_hits(&conn).await?, reads::finality_shares(&conn).await?))
+        };
+        match read.await {
+            Ok((hits, shares)) => {
+                for (table, ratio) in hits {
+                    let gauge = metrics::gauge!("projection_cache_hit_ratio", "projection_table" => table);
+                    gauge.set(ratio.unwrap_or(1.0));
+                }
+                for (status, share) in shares {
+                    let gauge =
+                        metrics::gauge!("ownership_view_finality_breakdown", "finality_status" => status);
+                    gauge.set(f64::from(share) * 100.0);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(action = "measure", error = %error, "Database statistics could not be read.");
+            }
+        }
     }
 }

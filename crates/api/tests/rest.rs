@@ -558,3 +558,19 @@ async fn the_api_role_cannot_read_the_ledger_or_write() -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn gauges_are_read_from_statistics_by_the_api_role() -> anyhow::Result<()> {
+    let seed = seed::seed().await?;
+    let url = tidemark_model::redact::RedactedUrl::parse(&seed.db.url)?;
+    let conn = tidemark_store::Db::open(&url, &tidemark_api::db_options(1))?.conn().await?;
+    let hits = tidemark_store::reads::cache_hits(&conn).await?;
+    assert!(hits.iter().any(|(table, _)| table == "transfers"), "{hits:?}");
+    assert!(
+        hits.iter().all(|(table, _)| !table.starts_with("transfers_")),
+        "partitions are one label: {hits:?}"
+    );
+    let shares = tidemark_store::reads::finality_shares(&conn).await?;
+    assert!(shares.iter().any(|(status, share)| status == "finalized" && *share > 0.0), "{shares:?}");
+    Ok(())
+}

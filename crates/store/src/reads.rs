@@ -1313,6 +1313,34 @@ pub async fn operator_facts(conn: &Conn) -> Result<serde_json::Value, StoreError
     Ok(conn.query_one("read operator facts", OPERATOR_FACTS, &[]).await?.get(0))
 }
 
+const CACHE_HITS: &str = "
+    select case when s.relname like 'transfers%' then 'transfers' else s.relname::text end as projection_table,
+           (sum(s.heap_blks_hit + coalesce(s.idx_blks_hit, 0))
+            / nullif(sum(s.heap_blks_hit + s.heap_blks_read + coalesce(s.idx_blks_hit, 0)
+                         + coalesce(s.idx_blks_read, 0)), 0))::float8 as ratio
+      from pg_catalog.pg_statio_user_tables s
+     where s.schemaname = 'projection'
+     group by 1";
+const FINALITY_SHARES: &str = "
+    select s.most_common_vals::text::text[] as labels, s.most_common_freqs as shares
+      from pg_catalog.pg_stats s
+     where s.schemaname = 'projection' and s.tablename = 'ownership_view' and s.attname = 'finality_status'";
+
+/// S0 §15.3: share of block reads the database's cache answered, per projection table (partitions together).
+pub async fn cache_hits(conn: &Conn) -> Result<Vec<(String, Option<f64>)>, StoreError> {
+    let rows = conn.query("read cache hits", CACHE_HITS, &[]).await?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+}
+
+/// S0 §15.3: share of ownership rows per finality status, as the planner's statistics have it: counting them
+/// would read the table. Empty until the table was analyzed.
+pub async fn finality_shares(conn: &Conn) -> Result<Vec<(String, f32)>, StoreError> {
+    let row = conn.query_opt("read finality shares", FINALITY_SHARES, &[]).await?;
+    let (labels, shares): (Option<Vec<String>>, Option<Vec<f32>>) =
+        row.map_or((None, None), |row| (row.get(0), row.get(1)));
+    Ok(labels.unwrap_or_default().into_iter().zip(shares.unwrap_or_default()).collect())
+}
+
 /// Do both pools look at one database?
 pub fn is_same_database(app: &Db, raw: &Db) -> bool {
     app.url().expose() == raw.url().expose()
@@ -1357,4 +1385,6 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("stream_read", STREAM_READ),
     ("stream_bounds", STREAM_BOUNDS),
     ("operator_facts", OPERATOR_FACTS),
+    ("cache_hits", CACHE_HITS),
+    ("finality_shares", FINALITY_SHARES),
 ];

@@ -186,8 +186,10 @@ impl Seed {
         for network in [ETH, POLYGON] {
             for table in ["raw.blocks", "raw.transactions", "raw.events", "raw.tx_lookup", "raw.block_lookup"]
             {
-                let _ =
-                    writeln!(sql, "create table {table}_{network} partition of {table} for values in ({network});");
+                let _ = writeln!(
+                    sql,
+                    "create table {table}_{network} partition of {table} for values in ({network});"
+                );
             }
             let _ = write!(
                 sql,

@@ -43,6 +43,13 @@ async fn main() -> anyhow::Result<()> {
             ))
             .await?;
             seed.say("projection.transfer.projected.v1", &seed.payload(&moved)).await?;
+            // Now and then a reorg: the row leaves the table, the stream names it.
+            if height % 4 == 0 {
+                tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+                seed.run(&format!("delete from projection.transfers where event_id = '{}'", moved.event_id))
+                    .await?;
+                seed.say("projection.transfer.retracted.v1", &seed.payload(&moved)).await?;
+            }
         }
         #[allow(unreachable_code, reason = "gives the block its type")]
         Ok::<(), anyhow::Error>(())

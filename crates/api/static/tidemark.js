@@ -66,7 +66,7 @@
     source.addEventListener("finality", soon);
     source.addEventListener("retracted", function (event) {
       var id = JSON.parse(event.data).event_id;
-      var row = table.querySelector('tr[data-event="' + CSS.escape(id) + '"]');
+      var row = table.querySelector(named(id));
       if (row) strike(row);
       soon();
     });
@@ -100,7 +100,7 @@
       // What is being read does not move: badges change in place, new rows wait behind the bar.
       if (added.length && table.getBoundingClientRect().top < -40) {
         body.querySelectorAll("tr[data-event]").forEach(function (row) {
-          var mine = old.querySelector('tr[data-event="' + CSS.escape(row.dataset.event) + '"]');
+          var mine = old.querySelector(named(row.dataset.event));
           if (mine) { mine.className = row.className; mine.lastElementChild.replaceChildren.apply(mine.lastElementChild, row.lastElementChild.childNodes); }
         });
         waiting = body;
@@ -112,14 +112,21 @@
 
     function place(body, added) {
       var old = document.getElementById("rows");
-      // A row the reorg took away stays, struck through, where it was: above what is newer than nothing.
-      var gone = Array.from(old.querySelectorAll("tr.gone[data-event]")).filter(function (row) {
-        return !body.querySelector('tr[data-event="' + CSS.escape(row.dataset.event) + '"]');
+      // A row that a reorg took away under our eyes stays, struck through, above the row it stood above.
+      var kept = Array.from(old.querySelectorAll("tr[data-kept]")).filter(function (row) {
+        return !body.querySelector(named(row.dataset.event));
+      }).map(function (row) {
+        var next = row.nextElementSibling;
+        while (next && (!next.dataset.event || next.dataset.kept)) next = next.nextElementSibling;
+        return { row: row, above: next && next.dataset.event };
       });
       added.forEach(function (row) { row.classList.add("fresh"); });
       var adopted = document.adoptNode(body);
       old.replaceWith(adopted);
-      gone.slice(0, 10).forEach(function (row) { adopted.prepend(row); });
+      kept.slice(0, 20).forEach(function (one) {
+        var next = one.above && adopted.querySelector(named(one.above));
+        if (next) next.before(one.row);
+      });
       if (bar) { bar.remove(); bar = null; waiting = null; }
     }
 
@@ -140,7 +147,12 @@
       bar.firstChild.textContent = count + " new";
     }
 
+    function named(id) {
+      return 'tr[data-event="' + CSS.escape(id) + '"]';
+    }
+
     function strike(row) {
+      row.dataset.kept = "1";
       row.className = "gone";
       var badge = row.querySelector(".badge");
       badge.className = "badge gone";

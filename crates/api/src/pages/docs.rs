@@ -107,7 +107,7 @@ pub(super) async fn page(state: ApiState, document: Arc<Value>) -> Response {
 }
 
 fn word(value: &Value) -> String {
-    value.as_str().unwrap_or("").replace('\n', " ")
+    value.as_str().unwrap_or("").replace('\n', " ").replace('`', "")
 }
 
 /// `Page_Transfer` reads as "list of Transfer".

@@ -42,6 +42,231 @@ CREATE TYPE system.inbox_status AS ENUM (
     'DLQ'
 );
 
+CREATE FUNCTION projection.event_origin(event uuid) RETURNS TABLE(network_id integer, height bigint, tx_hash bytea, event_index integer, source_event_id text, finality_status text, is_reverted boolean)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select e.network_id, e.block_number, e.tx_hash, e.event_index, e.source_event_id,
+           e.finality_status::text, e.is_reverted
+      from ledger.normalized_event_keys k
+      join ledger.normalized_events e on e.network_id = k.network_id and e.id = k.normalized_event_id
+     where k.normalized_event_id = event
+$$;
+
+CREATE FUNCTION projection.height_at(network integer, at timestamp with time zone) RETURNS bigint
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    low bigint; high bigint; middle bigint; seen bigint; seen_time timestamptz;
+begin
+    select b.height, b.block_time into low, seen_time
+      from projection.block_cards b where b.network_id = network order by b.height limit 1;
+    if low is null or seen_time > at then return null; end if;
+    select b.height into high
+      from projection.block_cards b where b.network_id = network order by b.height desc limit 1;
+    -- Invariant: the block at `low` is not after `at`; every block above `high` is.
+    while low < high loop
+        middle := low + (high - low + 1) / 2;
+        select b.height, b.block_time into seen, seen_time
+          from projection.block_cards b
+         where b.network_id = network and b.height <= middle order by b.height desc limit 1;
+        if seen_time <= at then
+            if seen <= low then
+                -- Nothing between low and middle: look above it.
+                select b.height into seen from projection.block_cards b
+                 where b.network_id = network and b.height > middle and b.height <= high
+                 order by b.height limit 1;
+                if seen is null then return low; end if;
+                select b.block_time into seen_time from projection.block_cards b
+                 where b.network_id = network and b.height = seen;
+                if seen_time > at then return low; end if;
+            end if;
+            low := seen;
+        else
+            high := seen - 1;
+        end if;
+    end loop;
+    return low;
+end $$;
+
+CREATE FUNCTION projection.holdings_at(account uuid, at_height bigint, after_asset uuid, rows_max integer) RETURNS TABLE(asset_id uuid, qty numeric)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select h.asset_id, sum(h.qty_delta)
+      from ledger.ownership_history h
+     where h.account_id = account and h.block_number <= at_height and h.asset_id > after_asset
+     group by h.asset_id
+    having sum(h.qty_delta) > 0
+     order by h.asset_id
+     limit least(rows_max, 101)
+$$;
+
+CREATE FUNCTION projection.operator_facts() RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    waiting bigint;
+begin
+    -- Outbox rows the relay has not numbered: those outside its last snapshot window.
+    begin
+        select count(*) into waiting from (
+            select 1 from system.relay_cursor r
+              join system.outbox_events o
+                on o.xid >= pg_snapshot_xmin(r.snapshot::pg_snapshot)
+               and not pg_visible_in_snapshot(o.xid, r.snapshot::pg_snapshot)
+             limit 10001) w;
+    exception when others then
+        waiting := null;
+    end;
+    return jsonb_build_object(
+        'outbox_waiting', waiting,
+        'relay', (select jsonb_build_object('owner', r.owner, 'updated_at', r.updated_at) from system.relay_cursor r),
+        'heads', (select coalesce(jsonb_agg(jsonb_build_object(
+                'network_id', h.network_id, 'latest_height', h.latest_height, 'finalized_height', h.finalized_height,
+                'halted_reason', h.halted_reason, 'updated_at', h.updated_at) order by h.network_id), '[]')
+            from system.network_heads h),
+        'cursors', (select coalesce(jsonb_agg(jsonb_build_object(
+                'network_id', c.network_id, 'id', c.id, 'height', c.last_processed_block,
+                'updated_at', c.updated_at) order by c.id), '[]')
+            from (select * from system.sync_cursors order by id limit 100) c),
+        'ledger', (select coalesce(jsonb_agg(jsonb_build_object(
+                'network_id', p.network_id, 'head_height', p.head_height, 'finalized_height', p.finalized_height,
+                'history_height', p.history_height, 'updated_at', p.updated_at) order by p.network_id), '[]')
+            from ledger.network_progress p),
+        'streams', (select coalesce(jsonb_agg(jsonb_build_object(
+                'stream', s.stream, 'written', s.written, 'published', s.published) order by s.stream), '[]')
+            from (select b.stream, sum(b.next_pseq - 1) as written, sum(b.published_pseq) as published
+                    from system.bus_partitions b group by b.stream) s),
+        'consumers', (select coalesce(jsonb_agg(jsonb_build_object(
+                'handler_kind', c.handler_kind, 'stream', c.stream, 'depth', c.depth, 'owners', c.owners,
+                'updated_at', c.updated_at) order by c.handler_kind, c.stream), '[]')
+            from (select p.handler_kind, p.stream,
+                         sum(greatest(coalesce(b.next_pseq - 1, 0) - p.pseq, 0)) as depth,
+                         count(distinct p.owner) as owners, max(p.updated_at) as updated_at
+                    from system.consumer_positions p
+                    left join system.bus_partitions b on b.stream = p.stream and b.part = p.part
+                   group by p.handler_kind, p.stream) c),
+        'leases', (select coalesce(jsonb_agg(jsonb_build_object(
+                'worker_type', l.worker_type, 'network_id', l.network_id, 'active', l.active,
+                'failed', l.failed, 'from_height', l.from_height, 'to_height', l.to_height)
+                order by l.worker_type, l.network_id), '[]')
+            from (select w.worker_type, w.network_id, count(*) filter (where w.status = 'ACTIVE') as active,
+                         count(*) filter (where w.status = 'FAILED') as failed,
+                         min(w.from_height) as from_height, max(w.to_height) as to_height
+                    from app.worker_leases w where w.status <> 'COMPLETED'
+                   group by w.worker_type, w.network_id) l),
+        'processes', (select coalesce(jsonb_agg(jsonb_build_object(
+                'instance', p.instance, 'role', p.role, 'state', p.state, 'restarts', p.restarts,
+                'last_error', left(p.last_error, 300), 'heartbeat_at', p.heartbeat_at)
+                order by p.role, p.instance), '[]')
+            from (select * from system.processes order by heartbeat_at desc limit 100) p),
+        'dlq_open', (select count(*) from system.dlq d where d.resolved_at is null),
+        'dlq', (select coalesce(jsonb_agg(jsonb_build_object(
+                'id', d.id, 'handler_kind', d.handler_kind, 'topic', d.source_topic, 'key', d.partition_key,
+                'kind', d.kind, 'error', left(d.error, 300), 'attempts', d.attempts, 'failed_at', d.failed_at)), '[]')
+            from (select * from system.dlq where resolved_at is null
+                   order by handler_kind, partition_key, pseq limit 20) d),
+        'parked', (select coalesce(jsonb_agg(jsonb_build_object(
+                'handler_kind', k.handler_kind, 'stream', k.stream, 'key', k.partition_key, 'pseq', k.pseq,
+                'parked_at', k.parked_at)), '[]')
+            from (select * from system.parked_keys order by handler_kind, stream, partition_key limit 50) k),
+        'quarantine_open', (select count(*) from ledger.quarantine q where q.resolved_at is null),
+        'quarantine', (select coalesce(jsonb_agg(jsonb_build_object(
+                'network_id', q.network_id, 'block_number', q.block_number, 'consumer', q.consumer,
+                'source_event_id', q.source_event_id, 'reason', left(q.reason, 300),
+                'quarantined_at', q.quarantined_at)), '[]')
+            from (select * from ledger.quarantine where resolved_at is null
+                   order by quarantined_at desc limit 20) q),
+        'reorgs', (select coalesce(jsonb_agg(jsonb_build_object(
+                'network_id', r.network_id, 'reorg_id', r.reorg_id, 'from_height', r.from_height,
+                'to_height', r.to_height, 'blocks', r.blocks, 'checked_at', r.checked_at)), '[]')
+            from (select c.network_id, c.reorg_id, min(c.block_number) as from_height,
+                         max(c.block_number) as to_height, count(*) as blocks, max(c.checked_at) as checked_at
+                    from system.reorg_checkpoints c where not c.is_canonical
+                   group by c.network_id, c.reorg_id order by max(c.checked_at) desc limit 20) r),
+        'errors_open', (select count(*) from app.indexing_errors e where not e.resolved),
+        'errors', (select coalesce(jsonb_agg(jsonb_build_object(
+                'worker_name', e.worker_name, 'network_id', e.network_id, 'block_height', e.block_height,
+                'severity', e.severity, 'message', left(e.message, 300), 'occurrences', e.occurrences,
+                'last_seen_at', e.last_seen_at)), '[]')
+            from (select * from app.indexing_errors where not resolved
+                   order by worker_name, created_at desc limit 20) e));
+end $$;
+
+CREATE FUNCTION projection.owners_at(asset uuid, at_height bigint, after_account uuid, rows_max integer) RETURNS TABLE(account_id uuid, qty numeric, since_height bigint, since timestamp with time zone)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select h.account_id, sum(h.qty_delta), max(h.block_number), max(h.event_time)
+      from ledger.ownership_history h
+     where h.asset_id = asset and h.block_number <= at_height and h.account_id > after_account
+     group by h.account_id
+    having sum(h.qty_delta) > 0
+     order by h.account_id
+     limit least(rows_max, 101)
+$$;
+
+CREATE FUNCTION projection.raw_events(network integer, at_height bigint, hash bytea, after_index integer, rows_max integer) RETURNS TABLE(event_index integer, tx_id bytea, tx_index integer, block_hash bytea, emitter bytea, topics bytea, data bytea, payload jsonb, payload_ref text)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select e.event_index, e.tx_id, e.tx_index, e.block_hash, e.emitter, e.topics, e.data, e.payload, e.payload_ref
+      from raw.events e
+     where e.network_id = network and e.block_height = at_height and e.event_index > after_index
+       and (hash is null or e.tx_id = hash)
+     order by e.event_index
+     limit least(rows_max, 101)
+$$;
+
+CREATE FUNCTION projection.raw_transaction(network integer, at_height bigint, hash bytea) RETURNS TABLE(tx_index integer, sender bytea, receiver bytea, value numeric, succeeded boolean, payload jsonb, payload_ref text)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select t.tx_index, t.sender, t.receiver, t.value, t.succeeded, t.payload, t.payload_ref
+      from raw.transactions t where t.network_id = network and t.block_height = at_height and t.id = hash
+$$;
+
+CREATE FUNCTION projection.raw_tx_lookup(network integer, hash bytea) RETURNS TABLE(height bigint, tx_index integer, block_time timestamp with time zone)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select l.block_height, l.tx_index, l.block_time
+      from raw.tx_lookup l where l.network_id = network and l.id = hash
+     order by l.block_height desc limit 1
+$$;
+
+CREATE FUNCTION projection.stream_bounds() RETURNS TABLE(oldest bigint, newest bigint)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select (select b.pseq from system.bus_log b where b.stream = 'projection' and b.part = 0
+             order by b.pseq limit 1),
+           greatest(
+               coalesce((select b.pseq from system.bus_log b where b.stream = 'projection' and b.part = 0
+                          order by b.pseq desc limit 1), 0),
+               coalesce((select p.next_pseq - 1 from system.bus_partitions p
+                          where p.stream = 'projection' and p.part = 0), 0))
+$$;
+
+CREATE FUNCTION projection.stream_read(after bigint, rows_max integer) RETURNS TABLE(pseq bigint, topic text, payload jsonb, at timestamp with time zone)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select l.pseq, o.topic, o.envelope -> 'payload', o.created_at
+      from (select b.pseq, b.outbox_day, b.outbox_seq
+              from system.bus_log b
+             where b.stream = 'projection' and b.part = 0 and b.pseq > after
+             order by b.pseq
+             limit least(rows_max, 1000)) l
+      -- Lateral with a limit: one probe per row, never a scan of a day's outbox.
+     cross join lateral (select e.topic, e.envelope, e.created_at from system.outbox_events e
+                          where e.day = l.outbox_day and e.seq = l.outbox_seq limit 1) o
+     order by l.pseq
+$$;
+
 CREATE TABLE app.indexing_checkpoints (
     worker_name text NOT NULL,
     network_id integer NOT NULL,
@@ -371,6 +596,16 @@ CREATE TABLE ledger.normalized_events_7 (
     blob_ref text
 );
 
+CREATE TABLE ledger.openings (
+    asset_id uuid NOT NULL,
+    account_id uuid NOT NULL,
+    network_id integer NOT NULL,
+    qty numeric(78,0) NOT NULL,
+    state text NOT NULL,
+    parts integer DEFAULT 0 NOT NULL,
+    CONSTRAINT openings_state_check CHECK ((state = ANY (ARRAY['known'::text, 'implied'::text, 'unknown'::text])))
+);
+
 CREATE TABLE ledger.orphaned_blocks (
     network_id integer NOT NULL,
     block_hash bytea NOT NULL,
@@ -423,6 +658,12 @@ CREATE TABLE ledger.quarantine (
     evidence jsonb NOT NULL,
     quarantined_at timestamp with time zone DEFAULT now() NOT NULL,
     resolved_at timestamp with time zone
+);
+
+CREATE TABLE ledger.recent_blocks (
+    network_id integer NOT NULL,
+    block_hash bytea NOT NULL,
+    block_number bigint NOT NULL
 );
 
 CREATE TABLE ledger.unfinalized_deltas (
@@ -563,6 +804,15 @@ CREATE VIEW projection.portfolio_assets AS
     NULL::numeric AS estimated_value_usd
    FROM (projection.ownership_view o
      JOIN projection.asset_cards c ON ((c.asset_id = o.asset_id)));
+
+CREATE TABLE projection.transfer_positions (
+    event_id uuid NOT NULL,
+    network_id integer NOT NULL,
+    height bigint NOT NULL,
+    event_index integer NOT NULL,
+    sub_index integer NOT NULL,
+    turn bigint DEFAULT 0 NOT NULL
+);
 
 CREATE TABLE projection.transfers (
     network_id integer NOT NULL,
@@ -726,13 +976,23 @@ CREATE TABLE system.bus_log (
 )
 PARTITION BY RANGE (outbox_day);
 
+CREATE TABLE system.bus_log_default (
+    stream text NOT NULL,
+    part smallint NOT NULL,
+    pseq bigint NOT NULL,
+    outbox_day date NOT NULL,
+    outbox_seq bigint NOT NULL,
+    numbered_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
 CREATE TABLE system.bus_partitions (
     stream text NOT NULL,
     part smallint NOT NULL,
     next_pseq bigint DEFAULT 1 NOT NULL,
     published_pseq bigint DEFAULT 0 NOT NULL,
     engine text DEFAULT 'postgres'::text NOT NULL
-);
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
 
 CREATE TABLE system.bus_streams (
     stream text NOT NULL,
@@ -749,13 +1009,20 @@ CREATE TABLE system.consumer_positions (
     owner text,
     lease_expires_at timestamp with time zone,
     updated_at timestamp with time zone DEFAULT now() NOT NULL
-);
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
 
 CREATE TABLE system.consumers (
     handler_kind text NOT NULL,
     subjects text[] NOT NULL,
     side_effects boolean NOT NULL,
     declared_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+CREATE TABLE system.deferred_indexes (
+    name text NOT NULL,
+    definition text NOT NULL,
+    dropped_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
 CREATE TABLE system.dlq (
@@ -807,6 +1074,22 @@ CREATE TABLE system.inbox (
     last_attempt_at timestamp with time zone
 )
 PARTITION BY RANGE (event_day);
+
+CREATE TABLE system.inbox_default (
+    event_id uuid NOT NULL,
+    event_day date NOT NULL,
+    handler_kind text NOT NULL,
+    status system.inbox_status DEFAULT 'PENDING'::system.inbox_status NOT NULL,
+    attempts integer DEFAULT 0 NOT NULL,
+    last_error text,
+    stream text NOT NULL,
+    part smallint NOT NULL,
+    pseq bigint NOT NULL,
+    partition_key text NOT NULL,
+    block_number bigint,
+    first_seen_at timestamp with time zone DEFAULT now() NOT NULL,
+    last_attempt_at timestamp with time zone
+);
 
 CREATE TABLE system.job_runs (
     id bigint NOT NULL,
@@ -867,6 +1150,25 @@ CREATE TABLE system.outbox_events (
 )
 PARTITION BY RANGE (day);
 
+CREATE TABLE system.outbox_events_default (
+    seq bigint NOT NULL,
+    day date DEFAULT ((now() AT TIME ZONE 'utc'::text))::date NOT NULL,
+    xid xid8 DEFAULT pg_current_xact_id() NOT NULL,
+    id uuid NOT NULL,
+    aggregate_type text NOT NULL,
+    aggregate_id text NOT NULL,
+    event_type text NOT NULL,
+    topic text NOT NULL,
+    stream text NOT NULL,
+    part smallint NOT NULL,
+    partition_key text NOT NULL,
+    correlation_id uuid NOT NULL,
+    retention_class text NOT NULL,
+    tenant_id text NOT NULL,
+    envelope jsonb NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
 ALTER TABLE system.outbox_events ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME system.outbox_events_seq_seq
     START WITH 1
@@ -922,8 +1224,12 @@ CREATE TABLE system.relay_cursor (
     lease_expires_at timestamp with time zone,
     system_identifier text NOT NULL,
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    window_end text,
+    window_seq bigint,
+    floor_seq bigint DEFAULT 0 NOT NULL,
     CONSTRAINT relay_cursor_id_check CHECK ((id = 1))
-);
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
 
 CREATE TABLE system.reorg_checkpoints (
     network_id integer NOT NULL,
@@ -973,6 +1279,12 @@ ALTER TABLE ONLY ledger.normalized_events ATTACH PARTITION ledger.normalized_eve
 ALTER TABLE ONLY ledger.normalized_events ATTACH PARTITION ledger.normalized_events_7 FOR VALUES WITH (modulus 8, remainder 7);
 
 ALTER TABLE ONLY ledger.ownership_history ATTACH PARTITION ledger.ownership_history_default DEFAULT;
+
+ALTER TABLE ONLY system.bus_log ATTACH PARTITION system.bus_log_default DEFAULT;
+
+ALTER TABLE ONLY system.inbox ATTACH PARTITION system.inbox_default DEFAULT;
+
+ALTER TABLE ONLY system.outbox_events ATTACH PARTITION system.outbox_events_default DEFAULT;
 
 ALTER TABLE ONLY app.indexing_checkpoints
     ADD CONSTRAINT indexing_checkpoints_pkey PRIMARY KEY (worker_name, network_id);
@@ -1049,6 +1361,9 @@ ALTER TABLE ONLY ledger.normalized_events_6
 ALTER TABLE ONLY ledger.normalized_events_7
     ADD CONSTRAINT normalized_events_7_pkey PRIMARY KEY (network_id, id);
 
+ALTER TABLE ONLY ledger.openings
+    ADD CONSTRAINT openings_pkey PRIMARY KEY (asset_id, account_id);
+
 ALTER TABLE ONLY ledger.orphaned_blocks
     ADD CONSTRAINT orphaned_blocks_pkey PRIMARY KEY (network_id, block_hash);
 
@@ -1057,6 +1372,9 @@ ALTER TABLE ONLY ledger.ownership_current
 
 ALTER TABLE ONLY ledger.quarantine
     ADD CONSTRAINT quarantine_pkey PRIMARY KEY (consumer, normalized_event_id);
+
+ALTER TABLE ONLY ledger.recent_blocks
+    ADD CONSTRAINT recent_blocks_pkey PRIMARY KEY (network_id, block_hash);
 
 ALTER TABLE ONLY ledger.unfinalized_deltas
     ADD CONSTRAINT unfinalized_deltas_pkey PRIMARY KEY (asset_id, account_id, normalized_event_id, leg);
@@ -1084,6 +1402,9 @@ ALTER TABLE ONLY projection.network_status
 
 ALTER TABLE ONLY projection.ownership_view
     ADD CONSTRAINT ownership_view_pkey PRIMARY KEY (asset_id, account_id);
+
+ALTER TABLE ONLY projection.transfer_positions
+    ADD CONSTRAINT transfer_positions_pkey PRIMARY KEY (event_id);
 
 ALTER TABLE ONLY projection.transfers
     ADD CONSTRAINT transfers_pkey PRIMARY KEY (network_id, height, event_index, sub_index, event_id);
@@ -1121,6 +1442,9 @@ ALTER TABLE ONLY system.audit_log
 ALTER TABLE ONLY system.bus_log
     ADD CONSTRAINT bus_log_pkey PRIMARY KEY (stream, part, pseq, outbox_day);
 
+ALTER TABLE ONLY system.bus_log_default
+    ADD CONSTRAINT bus_log_default_pkey PRIMARY KEY (stream, part, pseq, outbox_day);
+
 ALTER TABLE ONLY system.bus_partitions
     ADD CONSTRAINT bus_partitions_pkey PRIMARY KEY (stream, part);
 
@@ -1133,6 +1457,9 @@ ALTER TABLE ONLY system.consumer_positions
 ALTER TABLE ONLY system.consumers
     ADD CONSTRAINT consumers_pkey PRIMARY KEY (handler_kind);
 
+ALTER TABLE ONLY system.deferred_indexes
+    ADD CONSTRAINT deferred_indexes_pkey PRIMARY KEY (name);
+
 ALTER TABLE ONLY system.dlq
     ADD CONSTRAINT dlq_handler_kind_event_id_key UNIQUE (handler_kind, event_id);
 
@@ -1141,6 +1468,9 @@ ALTER TABLE ONLY system.dlq
 
 ALTER TABLE ONLY system.inbox
     ADD CONSTRAINT inbox_pkey PRIMARY KEY (event_id, handler_kind, event_day);
+
+ALTER TABLE ONLY system.inbox_default
+    ADD CONSTRAINT inbox_default_pkey PRIMARY KEY (event_id, handler_kind, event_day);
 
 ALTER TABLE ONLY system.job_runs
     ADD CONSTRAINT job_runs_pkey PRIMARY KEY (id);
@@ -1153,6 +1483,9 @@ ALTER TABLE ONLY system.network_heads
 
 ALTER TABLE ONLY system.outbox_events
     ADD CONSTRAINT outbox_events_pkey PRIMARY KEY (day, seq);
+
+ALTER TABLE ONLY system.outbox_events_default
+    ADD CONSTRAINT outbox_events_default_pkey PRIMARY KEY (day, seq);
 
 ALTER TABLE ONLY system.parked_keys
     ADD CONSTRAINT parked_keys_pkey PRIMARY KEY (handler_kind, stream, partition_key);
@@ -1221,17 +1554,25 @@ CREATE INDEX ownership_history_default_account_id_block_number_idx ON ledger.own
 
 CREATE INDEX ownership_history_default_asset_id_block_number_idx ON ledger.ownership_history_default USING btree (asset_id, block_number);
 
+CREATE INDEX recent_blocks_by_height ON ledger.recent_blocks USING btree (network_id, block_number);
+
 CREATE INDEX unfinalized_deltas_by_event ON ledger.unfinalized_deltas USING btree (normalized_event_id);
 
 CREATE INDEX account_summaries_by_address ON projection.account_summaries USING btree (address text_pattern_ops, network_id);
 
 CREATE INDEX asset_cards_by_collection ON projection.asset_cards USING btree (collection_id, asset_id);
 
+CREATE INDEX asset_cards_by_name ON projection.asset_cards USING btree (lower(name) text_pattern_ops) WHERE (name IS NOT NULL);
+
 CREATE INDEX block_cards_by_hash ON projection.block_cards USING btree (hash);
 
 CREATE INDEX collection_holders_by_account ON projection.collection_holders USING btree (account_id, collection_id);
 
 CREATE INDEX collection_holders_rank ON projection.collection_holders USING btree (collection_id, asset_count DESC, account_id);
+
+CREATE INDEX collection_stats_by_address ON projection.collection_stats USING btree (address text_pattern_ops);
+
+CREATE INDEX collection_stats_by_name ON projection.collection_stats USING btree (lower(name) text_pattern_ops) WHERE (name IS NOT NULL);
 
 CREATE INDEX collection_stats_rank ON projection.collection_stats USING btree (network_id, transfer_count DESC, collection_id);
 
@@ -1241,15 +1582,27 @@ CREATE INDEX ownership_view_by_account ON projection.ownership_view USING btree 
 
 CREATE INDEX ownership_view_by_account_asset ON projection.ownership_view USING btree (account_id, asset_id);
 
+CREATE INDEX ownership_view_open ON projection.ownership_view USING btree (asset_id) WHERE (finality_status <> 'finalized'::ledger.event_finality_status);
+
+CREATE INDEX transfer_positions_by_height ON projection.transfer_positions USING btree (network_id, height);
+
+CREATE INDEX dlq_by_time ON system.dlq USING btree (failed_at DESC);
+
 CREATE INDEX dlq_open ON system.dlq USING btree (handler_kind, partition_key, pseq) WHERE (resolved_at IS NULL);
 
 CREATE INDEX inbox_open ON ONLY system.inbox USING btree (handler_kind, status, stream, part, pseq) WHERE (status <> 'ACK'::system.inbox_status);
+
+CREATE INDEX inbox_default_handler_kind_status_stream_part_pseq_idx ON system.inbox_default USING btree (handler_kind, status, stream, part, pseq) WHERE (status <> 'ACK'::system.inbox_status);
 
 CREATE INDEX job_runs_by_type ON system.job_runs USING btree (job_type, started_at DESC);
 
 CREATE INDEX outbox_events_by_id ON ONLY system.outbox_events USING btree (id);
 
 CREATE INDEX outbox_events_by_xid ON ONLY system.outbox_events USING btree (xid, seq);
+
+CREATE INDEX outbox_events_default_id_idx ON system.outbox_events_default USING btree (id);
+
+CREATE INDEX outbox_events_default_xid_seq_idx ON system.outbox_events_default USING btree (xid, seq);
 
 ALTER INDEX ledger.normalized_events_by_time ATTACH PARTITION ledger.normalized_events_0_network_id_event_time_idx;
 
@@ -1286,6 +1639,18 @@ ALTER INDEX ledger.normalized_events_pkey ATTACH PARTITION ledger.normalized_eve
 ALTER INDEX ledger.ownership_history_by_account ATTACH PARTITION ledger.ownership_history_default_account_id_block_number_idx;
 
 ALTER INDEX ledger.ownership_history_by_asset ATTACH PARTITION ledger.ownership_history_default_asset_id_block_number_idx;
+
+ALTER INDEX system.bus_log_pkey ATTACH PARTITION system.bus_log_default_pkey;
+
+ALTER INDEX system.inbox_open ATTACH PARTITION system.inbox_default_handler_kind_status_stream_part_pseq_idx;
+
+ALTER INDEX system.inbox_pkey ATTACH PARTITION system.inbox_default_pkey;
+
+ALTER INDEX system.outbox_events_by_id ATTACH PARTITION system.outbox_events_default_id_idx;
+
+ALTER INDEX system.outbox_events_pkey ATTACH PARTITION system.outbox_events_default_pkey;
+
+ALTER INDEX system.outbox_events_by_xid ATTACH PARTITION system.outbox_events_default_xid_seq_idx;
 
 ALTER TABLE ONLY catalog.contracts
     ADD CONSTRAINT contracts_standard_id_fkey FOREIGN KEY (standard_id) REFERENCES ref.standards(id);

@@ -106,7 +106,8 @@ const JOIN_BALANCES: &str = "
       left join ledger.ownership_current c on c.asset_id = s.asset_id and c.account_id = s.account_id";
 const BELOW_ZERO: &str = "
     select m.asset_id, m.account_id, coalesce(m.old, 0), -(coalesce(m.old, 0) + m.low),
-           coalesce((select a.history = 'complete' from catalog.assets a where a.id = m.asset_id), false)
+           exists (select 1 from catalog.assets a
+                    where a.id = m.asset_id and (a.supply > 0 or a.is_burned))
       from seg_merge m
      where m.low < 0 and coalesce(m.old, 0) + m.low < 0
      order by m.asset_id, m.account_id
@@ -123,8 +124,8 @@ pub struct BelowZero {
     pub held: U256,
     /// How much was missing at the worst moment.
     pub missing: U256,
-    /// Do we know the asset since it was made? Then nothing of it can be older than our start.
-    pub known_since_birth: bool,
+    /// Had units of the asset moved before this segment?
+    pub moved_before: bool,
 }
 
 /// Pairs looked at in one try; more are found in the next.
@@ -147,7 +148,7 @@ pub async fn stage(tx: &Tx<'_>, merge: Merge) -> Result<Vec<BelowZero>, StoreErr
             account: AccountId(row.get(1)),
             held: row.get(2),
             missing: row.get(3),
-            known_since_birth: row.get(4),
+            moved_before: row.get(4),
         })
         .collect())
 }

@@ -286,7 +286,6 @@ async fn contradicted(tx: &Tx<'_>, rows: &[&NormalizedRow]) -> Result<BTreeSet<E
     Ok(found.iter().map(|row| EventId(row.get(0))).collect())
 }
 
-
 const DROP_OPEN_LEGS: &str = "
     delete from ledger.unfinalized_deltas where normalized_event_id = any($1) returning asset_id";
 

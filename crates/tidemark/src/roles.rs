@@ -4,11 +4,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use tidemark_api::{ApiConfig, ApiState};
 use tidemark_bus::Bus;
 use tidemark_bus::dispatch::{Dispatcher, DispatcherOptions};
+use tidemark_bus::nats::{NatsBus, NatsOptions};
 use tidemark_bus::postgres::PostgresBus;
+use tidemark_bus::redis::RedisBus;
 use tidemark_bus::relay::{Relay, RelayHandle, RelayOptions};
+use tidemark_bus::retention::{self, RetentionOptions};
 use tidemark_bus::tail::Tails;
 use tidemark_model::chain::ChainAdapter;
 use tidemark_pipeline::handlers::{LedgerHandler, ProjectorHandler};
@@ -25,6 +29,7 @@ use crate::wire::{Context, DbRole};
 /// One database's log: its relay and its bus.
 #[derive(Clone)]
 struct Side {
+    db: Db,
     relay: Arc<Relay>,
     bus: Arc<dyn Bus>,
 }
@@ -42,14 +47,9 @@ impl Shop {
     /// Builds parts and buses; connects lazily.
     pub async fn open(ctx: &Context) -> anyhow::Result<Self> {
         let parts = Parts::new(&ctx.config, &ctx.instance)?;
-        anyhow::ensure!(
-            ctx.config.bus.engine == BusEngine::Postgres,
-            "bus.engine {:?} is not wired into the roles yet: use \"postgres\"",
-            ctx.config.bus.engine
-        );
         let one_database = ctx.raw.url() == ctx.app.url();
-        let app = side(ctx, &ctx.app);
-        let raw = if one_database { app.clone() } else { side(ctx, &ctx.raw) };
+        let app = side(ctx, &ctx.app).await?;
+        let raw = if one_database { app.clone() } else { side(ctx, &ctx.raw).await? };
         Ok(Self { ctx: ctx.clone(), parts, raw, app, one_database })
     }
 
@@ -128,8 +128,14 @@ impl Shop {
                 Ok(status.run(running.stop.clone()).await?)
             }
         });
+        let mut sides = vec![self.app.clone()];
+        if !self.one_database {
+            sides.push(self.raw.clone());
+        }
         let app = self.ctx.app.clone();
-        group.start("maintenance", Stage::Worker, move |running| maintain(app.clone(), running));
+        group.start("maintenance", Stage::Worker, move |running| {
+            maintain(app.clone(), sides.clone(), running)
+        });
     }
 
     /// The bulk worker of one network.
@@ -152,6 +158,7 @@ impl Shop {
             let options = DispatcherOptions {
                 owner: format!("{}:{kind}", ctx.instance),
                 partitions: parts.streams.clone(),
+                relay: Some(wake.clone()),
                 ..DispatcherOptions::default()
             };
             let dispatcher =
@@ -163,13 +170,11 @@ impl Shop {
                     ctx.app.clone(),
                     parts.reader.clone(),
                     Arc::clone(&parts.emitter),
-                    wake.clone(),
                 ))),
                 _ => dispatcher.with(Arc::new(ProjectorHandler::new(
                     ctx.app.clone(),
                     Arc::clone(&parts.partitions),
                     Arc::clone(&parts.emitter),
-                    wake.clone(),
                 ))),
             };
             async move {
@@ -200,12 +205,28 @@ impl Shop {
     }
 }
 
-fn side(ctx: &Context, db: &Db) -> Side {
+async fn side(ctx: &Context, db: &Db) -> anyhow::Result<Side> {
     let tails = Arc::new(Tails::new(db.clone()));
-    let bus: Arc<dyn Bus> = Arc::new(PostgresBus::new(db.clone(), Arc::clone(&tails)));
+    let config = &ctx.config.bus;
+    let bus: Arc<dyn Bus> = match config.engine {
+        BusEngine::Postgres => Arc::new(PostgresBus::new(db.clone(), Arc::clone(&tails))),
+        BusEngine::Nats => {
+            let url = config.nats_url.as_ref().context("bus.engine = \"nats\" needs bus.nats_url")?;
+            let options = NatsOptions {
+                replicas: usize::from(config.replicas),
+                max_age: Duration::from_secs(config.retention_hours.saturating_mul(3600)),
+                ..NatsOptions::default()
+            };
+            Arc::new(NatsBus::connect(url, options, db.clone(), Arc::clone(&tails)).await?)
+        }
+        BusEngine::Redis => {
+            let url = config.redis_url.as_ref().context("bus.engine = \"redis\" needs bus.redis_url")?;
+            Arc::new(RedisBus::connect(url, "tidemark", db.clone(), Arc::clone(&tails)).await?)
+        }
+    };
     let options = RelayOptions { owner: format!("{}:relay", ctx.instance), ..RelayOptions::default() };
     let relay = Arc::new(Relay::new(db.clone(), Arc::clone(&bus), tails, options));
-    Side { relay, bus }
+    Ok(Side { db: db.clone(), relay, bus })
 }
 
 async fn serve(listen: SocketAddr, state: ApiState, running: Running) -> anyhow::Result<()> {
@@ -227,7 +248,7 @@ const ACTIVITY_KEPT: Duration = Duration::from_secs(24 * 3600);
 const MAINTENANCE_EVERY: Duration = Duration::from_secs(600);
 
 /// Housekeeping that nobody waits for.
-async fn maintain(app: Db, running: Running) -> anyhow::Result<()> {
+async fn maintain(app: Db, sides: Vec<Side>, running: Running) -> anyhow::Result<()> {
     running.up();
     loop {
         let mut conn = app.conn().await?;
@@ -238,6 +259,12 @@ async fn maintain(app: Db, running: Running) -> anyhow::Result<()> {
         drop(conn);
         if moved > 0 {
             tracing::info!(rows = moved, action = "archive_claims", "Moved old claims to the cold table.");
+        }
+        for side in &sides {
+            let report = retention::run(&side.db, side.bus.as_ref(), &RetentionOptions::default()).await?;
+            for (day, reason) in &report.kept {
+                tracing::info!(%day, reason, action = "retention_kept", "A day of events is still needed.");
+            }
         }
         tokio::select! {
             biased;

@@ -179,10 +179,7 @@ impl Seed {
 
     /// What the partition manager makes, with the same secondary indexes.
     async fn partitions(&self) -> anyhow::Result<()> {
-        let mut sql = String::from(
-            "create table system.outbox_events_all partition of system.outbox_events default;
-             create table system.bus_log_all partition of system.bus_log default;\n",
-        );
+        let mut sql = String::new();
         for network in [ETH, POLYGON] {
             for table in ["raw.blocks", "raw.transactions", "raw.events", "raw.tx_lookup", "raw.block_lookup"]
             {

@@ -8,7 +8,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde::Deserialize;
 use tidemark_bus::dispatch::{Accepts, Delivered, HandleError, Handler};
-use tidemark_bus::relay::RelayHandle;
 use tidemark_model::chain::{BlockRef, ChainAdapter, ParsedBlock, RawBlock};
 use tidemark_model::ids::{BlockHash, Height, NetworkId};
 use tidemark_store::outbox::Emitter;
@@ -42,7 +41,6 @@ pub struct LedgerHandler {
     app: Db,
     reader: RawReader,
     emitter: Arc<Emitter>,
-    relay: RelayHandle,
     /// Blocks made ready by `prepare`, taken by `apply`; bounded by the dispatcher's batch.
     ready: Mutex<HashMap<Uuid, Ready>>,
 }
@@ -55,10 +53,9 @@ impl LedgerHandler {
         app: Db,
         reader: RawReader,
         emitter: Arc<Emitter>,
-        relay: RelayHandle,
     ) -> Self {
         let adapters = adapters.into_iter().map(|adapter| (adapter.network().id, adapter)).collect();
-        Self { adapters, raw, app, reader, emitter, relay, ready: Mutex::default() }
+        Self { adapters, raw, app, reader, emitter, ready: Mutex::default() }
     }
 
     fn adapter(&self, network: NetworkId) -> Result<&Arc<dyn ChainAdapter>, HandleError> {
@@ -217,7 +214,6 @@ impl Handler for LedgerHandler {
                 return Err(error);
             }
         }
-        self.relay.wake();
         Ok(())
     }
 }

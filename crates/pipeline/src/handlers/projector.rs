@@ -6,7 +6,6 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde::Deserialize;
 use tidemark_bus::dispatch::{Accepts, Delivered, HandleError, Handler};
-use tidemark_bus::relay::RelayHandle;
 use tidemark_model::envelope::Envelope;
 use tidemark_model::ids::{Height, HeightRange, NetworkId};
 use tidemark_store::outbox::Emitter;
@@ -21,13 +20,12 @@ pub struct ProjectorHandler {
     app: Db,
     partitions: Arc<Partitions>,
     emitter: Arc<Emitter>,
-    relay: RelayHandle,
 }
 
 impl ProjectorHandler {
     /// A handler for all networks.
-    pub fn new(app: Db, partitions: Arc<Partitions>, emitter: Arc<Emitter>, relay: RelayHandle) -> Self {
-        Self { app, partitions, emitter, relay }
+    pub fn new(app: Db, partitions: Arc<Partitions>, emitter: Arc<Emitter>) -> Self {
+        Self { app, partitions, emitter }
     }
 }
 
@@ -75,7 +73,6 @@ impl Handler for ProjectorHandler {
             let done = rebuild_keys(tx, network, &keys).await.map_err(refused)?;
             self.emitter.append(tx, &done.drafts).await?;
         }
-        self.relay.wake();
         Ok(())
     }
 }

@@ -239,13 +239,11 @@ fn learn(network: &Network, segment: &Segment, pairs: Vec<BelowZero>, before: &m
     for pair in pairs {
         let key = (pair.asset, pair.account);
         let asset = assets[&pair.asset];
-        let unknown =
-            network.start_block.0 > 0 && !pair.known_since_birth && !before.openings.contains_key(&key);
+        let unknown = network.start_block.0 > 0 && !before.openings.contains_key(&key);
+        let first_sender = !pair.moved_before && asset.first_sender == Some(pair.account);
         match asset.standard {
-            // Whoever sends a token that was not minted since our start held it before: exactly one.
-            Standard::Erc721 if unknown && !asset.begins_with_mint => {
-                before.openings.insert(key, U256::from(1))
-            }
+            // Whoever sends a token before anybody was seen to receive it held it before: exactly one.
+            Standard::Erc721 if unknown && first_sender => before.openings.insert(key, U256::from(1)),
             // The node could not tell: at least what was missing.
             Standard::Erc1155 if unknown => before.openings.insert(key, pair.missing),
             Standard::Erc721 | Standard::Erc1155 => before.balances.insert(key, pair.held),

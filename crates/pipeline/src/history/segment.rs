@@ -76,6 +76,8 @@ pub struct SegmentAsset {
     pub last_height: Height,
     /// Was something of it burnt here?
     pub burnt: bool,
+    /// Who sent it in its first movement here.
+    pub first_sender: Option<AccountId>,
     /// Did its first movement here create it?
     pub begins_with_mint: bool,
     /// Has any movement been seen here?
@@ -318,7 +320,7 @@ impl Builder<'_> {
         let Some(movement) = moves else { return };
         let from = movement.from.map(|address| self.account(address, event));
         let to = movement.to.map(|address| self.account(address, event));
-        self.moved(asset, event);
+        self.moved(asset, event, from);
         let asset_id = self.segment.assets[index(asset)].id;
         let account_id = |builder: &Self, at: u32| builder.segment.accounts[index(at)].id.0;
         let (from_id, to_id) = (from.map(|at| account_id(self, at)), to.map(|at| account_id(self, at)));
@@ -517,12 +519,14 @@ impl Builder<'_> {
         change.low = change.low.min(change.net);
     }
 
-    fn moved(&mut self, asset: u32, event: &RawEvent) {
+    fn moved(&mut self, asset: u32, event: &RawEvent, from: Option<u32>) {
+        let sender = from.map(|at| self.segment.accounts[index(at)].id);
         let touched = &mut self.segment.assets[index(asset)];
         touched.last_height = event.block_number;
         if !touched.moved {
             touched.moved = true;
             touched.begins_with_mint = event.event_kind == EventKind::Mint;
+            touched.first_sender = sender;
         }
     }
 
@@ -592,6 +596,7 @@ impl Builder<'_> {
             first_height: event.block_number,
             last_height: Height(0),
             burnt: false,
+            first_sender: None,
             begins_with_mint: false,
             moved: false,
         });

@@ -78,7 +78,9 @@ impl World {
         let blocks: Vec<_> = blocks.into_values().collect();
         let mut conn = self.db.conn().await.expect("connects");
         let partition = format!(
-            "create table if not exists projection.transfers_t partition of projection.transfers for values in ({NETWORK})"
+            "do $$ begin
+                 create table projection.transfers_t partition of projection.transfers for values in ({NETWORK});
+             exception when duplicate_table or unique_violation then null; end $$"
         );
         conn.batch("partition", &partition).await.expect("partitions");
         bulk::ensure_progress(&conn, NETWORK, self.network.start_block).await.expect("progress");

@@ -39,6 +39,7 @@ pub async fn run(args: &DevArgs, mut config: Config) -> anyhow::Result<u8> {
             println!("Reading chain {} from block {}.", network.id, network.start_block);
             config.networks = vec![network];
         }
+        host::check_ports(&config).await?;
         let chain = match config.networks.is_empty() {
             true => Some(DevChain::open(&config.database.data_dir, args.seed).await?),
             false => None,
@@ -47,16 +48,24 @@ pub async fn run(args: &DevArgs, mut config: Config) -> anyhow::Result<u8> {
             config.networks = vec![simulated(chain)?];
         }
         let host = Host::open(config, Embedded::Allowed).await?;
-        host.start(Role::DEV).await?;
-        if let Some(chain) = chain {
-            host.start_chain(chain);
-        }
-        anyhow::Ok(host)
+        anyhow::Ok((host, chain))
     };
-    let host = tokio::select! {
-        host = starting => host?,
+    let (host, chain) = tokio::select! {
+        opened = starting => opened?,
         stop = host::asked_to_stop() => return stop.map(|()| exit::OK),
     };
+    // From here on there is something to stop in order, also when a signal comes while roles start.
+    let started = tokio::select! {
+        started = host.start(Role::DEV) => started.map(|_| true),
+        stop = host::asked_to_stop() => stop.map(|()| false),
+    };
+    if !matches!(started, Ok(true)) {
+        host.close().await?;
+        return started.map(|_| exit::OK);
+    }
+    if let Some(chain) = chain {
+        host.start_chain(chain);
+    }
     println!("Tidemark is running. Explorer and API: http://{listen}  (Ctrl-C stops it)");
     host::asked_to_stop().await?;
     println!("Stopping.");

@@ -4,9 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use tidemark_api::{ApiConfig, ApiState};
 use tidemark_bus::Bus;
-use tidemark_bus::dispatch::{Dispatcher, DispatcherOptions};
+use tidemark_bus::dispatch::{Accepts, Delivered, Dispatcher, DispatcherOptions, HandleError, Handler};
+use tidemark_bus::dlq::Desk;
 use tidemark_bus::postgres::PostgresBus;
 use tidemark_bus::relay::{Relay, RelayHandle, RelayOptions};
 use tidemark_bus::tail::Tails;
@@ -15,7 +17,7 @@ use tidemark_pipeline::handlers::{LedgerHandler, ProjectorHandler};
 use tidemark_pipeline::history::{HistoryOptions, HistoryWorker};
 use tidemark_pipeline::ingest::Ingester;
 use tidemark_pipeline::status::StatusProjector;
-use tidemark_store::{Db, applied};
+use tidemark_store::{Db, Tx, applied};
 
 use crate::config::BusEngine;
 use crate::parts::{Parts, TipOutbox};
@@ -155,27 +157,31 @@ impl Shop {
             };
             let dispatcher =
                 Dispatcher::new(ctx.app.clone(), Arc::clone(&bus), Arc::clone(&parts.registry), options);
-            let dispatcher = match kind {
-                "ledger" => dispatcher.with(Arc::new(LedgerHandler::new(
-                    parts.adapters.iter().cloned(),
-                    ctx.raw.clone(),
-                    ctx.app.clone(),
-                    parts.reader.clone(),
-                    Arc::clone(&parts.emitter),
-                    wake.clone(),
-                ))),
-                _ => dispatcher.with(Arc::new(ProjectorHandler::new(
-                    ctx.app.clone(),
-                    Arc::clone(&parts.partitions),
-                    Arc::clone(&parts.emitter),
-                    wake.clone(),
-                ))),
-            };
+            let dispatcher = dispatcher.with(handler(kind, &ctx, &parts, wake.clone()));
             async move {
                 running.up();
                 Ok(dispatcher.run(running.stop.clone()).await?)
             }
         });
+    }
+
+    /// The handlers of this build, as operators use them: one by one, beside the dispatchers.
+    pub fn desk(&self) -> Desk {
+        let wake = self.app.relay.handle();
+        let handlers = HANDLERS.iter().map(|kind| {
+            let inner = handler(kind, &self.ctx, &self.parts, wake.clone());
+            Arc::new(SelfPrepared(inner)) as Arc<dyn Handler>
+        });
+        Desk {
+            db: self.ctx.app.clone(),
+            registry: Arc::clone(&self.parts.registry),
+            handlers: handlers.collect(),
+        }
+    }
+
+    /// Are raw.* and the rest in one database?
+    pub fn one_database(&self) -> bool {
+        self.one_database
     }
 
     /// REST, live stream and explorer.
@@ -196,6 +202,48 @@ impl Shop {
         let listen = config.listen;
         group.start("api", Stage::Serve, move |running| serve(listen, state.clone(), running));
         Ok(())
+    }
+}
+
+/// Every handler there is.
+const HANDLERS: &[&str] = &["ledger", "projector"];
+
+fn handler(kind: &str, ctx: &Context, parts: &Parts, wake: RelayHandle) -> Arc<dyn Handler> {
+    match kind {
+        "ledger" => Arc::new(LedgerHandler::new(
+            parts.adapters.iter().cloned(),
+            ctx.raw.clone(),
+            ctx.app.clone(),
+            parts.reader.clone(),
+            Arc::clone(&parts.emitter),
+            wake,
+        )),
+        _ => Arc::new(ProjectorHandler::new(
+            ctx.app.clone(),
+            Arc::clone(&parts.partitions),
+            Arc::clone(&parts.emitter),
+            wake,
+        )),
+    }
+}
+
+/// A handler whose preparation is part of its work: the desk calls `apply` alone.
+struct SelfPrepared(Arc<dyn Handler>);
+
+#[async_trait]
+impl Handler for SelfPrepared {
+    fn kind(&self) -> &'static str {
+        self.0.kind()
+    }
+    fn accepts(&self) -> &'static [Accepts] {
+        self.0.accepts()
+    }
+    fn side_effects(&self) -> bool {
+        self.0.side_effects()
+    }
+    async fn apply(&self, tx: &Tx<'_>, batch: &[Delivered]) -> Result<(), HandleError> {
+        self.0.prepare(batch).await?;
+        self.0.apply(tx, batch).await
     }
 }
 

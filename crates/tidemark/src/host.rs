@@ -90,7 +90,7 @@ impl Host {
 }
 
 /// A port in use is an answer at once, not a role that restarts for ever.
-async fn check_ports(config: &Config) -> anyhow::Result<()> {
+pub async fn check_ports(config: &Config) -> anyhow::Result<()> {
     drop(telemetry::bind(config.api.listen, "api.listen (or --listen)").await?);
     if let Some(admin) = config.api.admin_listen {
         drop(telemetry::bind(admin, "api.admin_listen").await?);

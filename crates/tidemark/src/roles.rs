@@ -169,8 +169,9 @@ impl Shop {
     pub fn desk(&self) -> Desk {
         let wake = self.app.relay.handle();
         let handlers = HANDLERS.iter().map(|kind| {
-            let inner = handler(kind, &self.ctx, &self.parts, wake.clone());
-            Arc::new(SelfPrepared(inner)) as Arc<dyn Handler>
+            let handler: Arc<dyn Handler> =
+                Arc::new(SelfPrepared(handler(kind, &self.ctx, &self.parts, wake.clone())));
+            handler
         });
         Desk {
             db: self.ctx.app.clone(),

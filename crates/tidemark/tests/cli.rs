@@ -122,7 +122,13 @@ fn a_database_that_is_not_there_is_four_without_its_password() {
 
 #[test]
 fn no_database_at_all_names_the_setting() {
-    for command in [["migrate"].as_slice(), &["status", "--data-dir", "nowhere"]] {
+    for command in [
+        ["migrate"].as_slice(),
+        &["status", "--data-dir", "nowhere"],
+        &["verify", "ledger", "--data-dir", "nowhere"],
+        &["dlq", "list", "--data-dir", "nowhere"],
+        &["reconcile", "--data-dir", "nowhere"],
+    ] {
         let output = tidemark(command, &[]);
         assert_eq!(output.status.code(), Some(1));
         assert!(text(&output.stderr).contains("database.url"), "{}", text(&output.stderr));

@@ -61,6 +61,38 @@ pub async fn ensure_network(conn: &Conn, network: &Network) -> Result<(), StoreE
     Ok(())
 }
 
+/// A row of ref.networks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownNetwork {
+    /// Its id.
+    pub id: NetworkId,
+    /// Its short name.
+    pub slug: String,
+    /// Its family's label.
+    pub family: String,
+    /// The first height we read.
+    pub start_block: Height,
+    /// Blocks above an event before it counts as confirmed.
+    pub confirmations: u64,
+}
+
+const NETWORKS: &str = "select id, slug, family, start_block, confirmations from ref.networks order by id";
+
+/// Every network that was ever read into this database.
+pub async fn networks(conn: &Conn) -> Result<Vec<KnownNetwork>, StoreError> {
+    let rows = conn.query("read networks", NETWORKS, &[]).await?;
+    Ok(rows
+        .iter()
+        .map(|row| KnownNetwork {
+            id: NetworkId(row.get(0)),
+            slug: row.get(1),
+            family: row.get(2),
+            start_block: Height::from_i64(row.get(3)),
+            confirmations: u64::try_from(row.get::<_, i64>(4)).unwrap_or(0),
+        })
+        .collect())
+}
+
 const ENSURE_CURSOR: &str = "
     insert into system.sync_cursors (id, network_id, cursor_type, start_height, last_processed_block)
     values ($1, $2, 'height', $3, $3::bigint - 1)

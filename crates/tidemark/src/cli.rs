@@ -1,5 +1,7 @@
 //! The command line.
 
+mod operator;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -7,6 +9,8 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::exit;
 use crate::wire::Role;
+
+pub use operator::*;
 
 /// Multi-chain NFT indexer: nothing lost, nothing doubled, finality on every answer.
 #[derive(Debug, Parser)]
@@ -78,13 +82,67 @@ pub enum Command {
         after_help = "Examples:\n  tidemark config example > tidemark.toml\n  tidemark config check --config tidemark.toml\n  tidemark config show"
     )]
     Config(ConfigCommand),
+    /// Prove that raw data is complete, or that the ledger holds its invariants
+    #[command(subcommand, after_help = "Examples:\n  tidemark verify completeness\n  tidemark verify ledger")]
+    Verify(VerifyCommand),
+    /// Print the digest of who owns what, or find where two databases differ
+    #[command(
+        long_about = "Prints one number per network that stands for all finalized owners: equal digests at equal \
+                      heights mean equal owners. `digest diff` finds the first difference.",
+        after_help = "Examples:\n  tidemark digest\n  tidemark digest --network ethereum --height 18000000 --json"
+    )]
+    Digest(DigestArgs),
+    /// Look after dead letters: list, show, retry, release, discard
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  tidemark dlq list\n  tidemark dlq release --handler ledger --key 1"
+    )]
+    Dlq(DlqCommand),
+    /// Hand events to a handler again
+    #[command(
+        long_about = "Hands events that a handler has handled before to it again, in order and marked as replayed. \
+                      Handlers that act on the outside world refuse. Positions do not move; dead letters and what \
+                      lies ahead of the handler are left alone. It needs the configuration that `run` has.",
+        after_help = "Examples:\n  tidemark replay --handler projector --from 1 --to 5000 --dry-run\n  \
+                      tidemark replay --handler projector --unit height --network 1 --from 18000000 --to 18000100\n  \
+                      tidemark replay --handler ledger --unit time --from 2026-05-03T10:00:00Z --to 2026-05-03T11:00:00Z"
+    )]
+    Replay(ReplayArgs),
+    /// Take finality of a network's ledger back to a height
+    #[command(
+        long_about = "Makes everything above a height open again and rebuilds owners from the event log alone, for a \
+                      chain that took back what it had called final. Projections follow; the next report of finality \
+                      applies it again; a halted network goes on. Refuses while roles of the network run.",
+        after_help = "Example:\n  tidemark rewind --network ethereum --to 18000000 --reason 'finality incident'"
+    )]
+    Rewind(RewindArgs),
+    /// Build projections anew from the ledger
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  tidemark rebuild projection all\n  tidemark rebuild undo transfers"
+    )]
+    Rebuild(RebuildCommand),
+    /// Check event schemas
+    #[command(subcommand, after_help = "Example:\n  tidemark schema lint --against origin/main")]
+    Schema(SchemaCommand),
+    /// Repair what can be derived from raw data
+    #[command(subcommand, after_help = "Example:\n  tidemark repair lookups")]
+    Repair(RepairCommand),
+    /// Compare a sample of the projections with the ledger; exit 3 if too many rows differ
+    #[command(
+        long_about = "Compares random assets and their collections with the ledger in one snapshot and writes the result \
+                      down. Exit 3 when more than one in a thousand differs. On a busy system run it twice before \
+                      you believe a small number; `tidemark rebuild` is the cure.",
+        after_help = "Examples:\n  tidemark reconcile\n  tidemark reconcile --sample 10000 --json"
+    )]
+    Reconcile(ReconcileArgs),
 }
 
 /// Where the configuration is.
 #[derive(Debug, Clone, Args)]
 pub struct ConfigArgs {
     /// Configuration file [default: tidemark.toml where it exists]
-    #[arg(long, short, value_name = "FILE", env = "TIDEMARK_CONFIG")]
+    #[arg(long, short, value_name = "FILE", env = "TIDEMARK_CONFIG", hide_env_values = true)]
     pub config: Option<PathBuf>,
 }
 

@@ -4,12 +4,22 @@
 
 pub mod bench;
 pub mod config;
+pub mod databases;
 pub mod dev;
+pub mod digest;
+pub mod dlq;
 pub mod migrate;
+pub mod rebuild;
+pub mod reconcile;
+pub mod repair;
+pub mod replay;
+pub mod rewind;
 pub mod run;
+pub mod schema;
 pub mod sim;
 pub mod status;
 pub mod sync;
+pub mod verify;
 
 use crate::cli::{Cli, Command};
 use crate::config::{Config, Override, Sources};
@@ -38,6 +48,15 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
             let config = load(args.config.config.as_deref(), status::overrides(&args))?;
             status::run(args, config).await
         }
+        Command::Verify(command) => verify::run(command).await,
+        Command::Digest(args) => digest::run(args).await,
+        Command::Dlq(command) => dlq::run(command).await,
+        Command::Replay(args) => replay::run(args).await,
+        Command::Rewind(args) => rewind::run(args).await,
+        Command::Rebuild(command) => rebuild::run(command).await,
+        Command::Schema(command) => schema::run(command),
+        Command::Repair(command) => repair::run(command).await,
+        Command::Reconcile(args) => reconcile::run(args).await,
     }
 }
 

@@ -1,5 +1,9 @@
 //! Exit codes, documented in `tidemark --help`, and what error gives which.
 
+use std::error::Error;
+
+use tidemark_bus::BusError;
+use tidemark_pipeline::{projectors, workers};
 use tidemark_store::StoreError;
 
 use crate::config::Problems;
@@ -28,20 +32,39 @@ Exit codes:
   4    the database cannot be reached or started
   130  interrupted twice";
 
+/// The command line asks for something that is not there.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
+
 /// The code for an error.
 pub fn code(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
-        if cause.is::<Problems>() {
+        if cause.is::<Problems>() || cause.is::<Usage>() {
             return USAGE;
         }
         if cause.is::<PgError>() {
             return DATABASE;
         }
-        match cause.downcast_ref::<StoreError>() {
+        match store_error(cause) {
             Some(StoreError::Connect { .. }) => return DATABASE,
             Some(error @ StoreError::Statement { .. }) if error.code().is_none() => return DATABASE,
             _ => {}
         }
     }
     FAILURE
+}
+
+/// Transparent errors hide the one they hold from the chain.
+fn store_error<'e>(cause: &'e (dyn Error + 'static)) -> Option<&'e StoreError> {
+    if let Some(BusError::Store(error)) = cause.downcast_ref() {
+        return Some(error);
+    }
+    if let Some(workers::WorkError::Store(error)) = cause.downcast_ref() {
+        return Some(error);
+    }
+    if let Some(projectors::WorkError::Store(error)) = cause.downcast_ref() {
+        return Some(error);
+    }
+    cause.downcast_ref()
 }

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use async_trait::async_trait;
 use tidemark_api::{ApiConfig, ApiState};
 use tidemark_bus::Bus;
-use tidemark_bus::dispatch::{Dispatcher, DispatcherOptions};
+use tidemark_bus::dispatch::{Accepts, Delivered, Dispatcher, DispatcherOptions, HandleError, Handler};
+use tidemark_bus::dlq::Desk;
 use tidemark_bus::nats::{NatsBus, NatsOptions};
 use tidemark_bus::postgres::PostgresBus;
 use tidemark_bus::redis::RedisBus;
@@ -19,7 +21,7 @@ use tidemark_pipeline::handlers::{LedgerHandler, ProjectorHandler};
 use tidemark_pipeline::history::{HistoryOptions, HistoryWorker};
 use tidemark_pipeline::ingest::Ingester;
 use tidemark_pipeline::status::StatusProjector;
-use tidemark_store::{Db, applied};
+use tidemark_store::{Db, Tx, applied};
 
 use crate::config::BusEngine;
 use crate::parts::{Parts, TipOutbox};
@@ -163,25 +165,30 @@ impl Shop {
             };
             let dispatcher =
                 Dispatcher::new(ctx.app.clone(), Arc::clone(&bus), Arc::clone(&parts.registry), options);
-            let dispatcher = match kind {
-                "ledger" => dispatcher.with(Arc::new(LedgerHandler::new(
-                    parts.adapters.iter().cloned(),
-                    ctx.raw.clone(),
-                    ctx.app.clone(),
-                    parts.reader.clone(),
-                    Arc::clone(&parts.emitter),
-                ))),
-                _ => dispatcher.with(Arc::new(ProjectorHandler::new(
-                    ctx.app.clone(),
-                    Arc::clone(&parts.partitions),
-                    Arc::clone(&parts.emitter),
-                ))),
-            };
+            let dispatcher = dispatcher.with(handler(kind, &ctx, &parts));
             async move {
                 running.up();
                 Ok(dispatcher.run(running.stop.clone()).await?)
             }
         });
+    }
+
+    /// The handlers of this build, as operators use them: one by one, beside the dispatchers.
+    pub fn desk(&self) -> Desk {
+        let handlers = HANDLERS.iter().map(|kind| {
+            let handler: Arc<dyn Handler> = Arc::new(SelfPrepared(handler(kind, &self.ctx, &self.parts)));
+            handler
+        });
+        Desk {
+            db: self.ctx.app.clone(),
+            registry: Arc::clone(&self.parts.registry),
+            handlers: handlers.collect(),
+        }
+    }
+
+    /// Are raw.* and the rest in one database?
+    pub fn one_database(&self) -> bool {
+        self.one_database
     }
 
     /// REST, live stream and explorer.
@@ -202,6 +209,46 @@ impl Shop {
         let listen = config.listen;
         group.start("api", Stage::Serve, move |running| serve(listen, state.clone(), running));
         Ok(())
+    }
+}
+
+/// Every handler there is.
+const HANDLERS: &[&str] = &["ledger", "projector"];
+
+fn handler(kind: &str, ctx: &Context, parts: &Parts) -> Arc<dyn Handler> {
+    match kind {
+        "ledger" => Arc::new(LedgerHandler::new(
+            parts.adapters.iter().cloned(),
+            ctx.raw.clone(),
+            ctx.app.clone(),
+            parts.reader.clone(),
+            Arc::clone(&parts.emitter),
+        )),
+        _ => Arc::new(ProjectorHandler::new(
+            ctx.app.clone(),
+            Arc::clone(&parts.partitions),
+            Arc::clone(&parts.emitter),
+        )),
+    }
+}
+
+/// A handler whose preparation is part of its work: the desk calls `apply` alone.
+struct SelfPrepared(Arc<dyn Handler>);
+
+#[async_trait]
+impl Handler for SelfPrepared {
+    fn kind(&self) -> &'static str {
+        self.0.kind()
+    }
+    fn accepts(&self) -> &'static [Accepts] {
+        self.0.accepts()
+    }
+    fn side_effects(&self) -> bool {
+        self.0.side_effects()
+    }
+    async fn apply(&self, tx: &Tx<'_>, batch: &[Delivered]) -> Result<(), HandleError> {
+        self.0.prepare(batch).await?;
+        self.0.apply(tx, batch).await
     }
 }
 

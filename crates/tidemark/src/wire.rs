@@ -163,6 +163,11 @@ pub fn start_base(ctx: &Context, embedded: Option<&Arc<EmbeddedPg>>, group: &Sup
 /// `status` calls a process lost after three missed ones.
 pub const HEARTBEAT_EVERY: Duration = Duration::from_secs(2);
 
+/// Has it said something lately?
+pub fn is_alive(process: &Process) -> bool {
+    process.silent_seconds <= 3.0 * HEARTBEAT_EVERY.as_secs_f64()
+}
+
 async fn heartbeat(ctx: Context, group: Supervisor, running: Running) -> anyhow::Result<()> {
     loop {
         let conn = ctx.app.conn().await?;

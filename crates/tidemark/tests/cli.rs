@@ -47,6 +47,38 @@ fn every_command_has_help_with_an_example() {
     assert!(help.contains("Exit codes:"), "{help}");
 }
 
+/// The help of every command, as `docs/reference/cli.md` shows it.
+fn reference() -> String {
+    let mut text = String::from(
+        "# Command line\n\nGenerated from the program: `TIDEMARK_BLESS=1 cargo nextest run -p tidemark --test cli`.\n",
+    );
+    let mut all = vec![("tidemark".to_owned(), Cli::command())];
+    commands("tidemark", &Cli::command(), &mut all);
+    for (path, command) in all.into_iter().filter(|(_, command)| !command.is_hide_set()) {
+        let mut command =
+            command.bin_name(path.clone()).disable_help_subcommand(true).term_width(100).max_term_width(100);
+        let help = command.render_long_help().to_string();
+        let help: Vec<&str> = help.lines().map(str::trim_end).collect();
+        text.push_str(&format!("\n## `{path}`\n\n```text\n{}\n```\n", help.join("\n").trim()));
+    }
+    text
+}
+
+#[test]
+fn the_reference_is_the_help() {
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/cli.md");
+    let now = reference();
+    if std::env::var_os("TIDEMARK_BLESS").is_some() {
+        std::fs::create_dir_all(file.parent().expect("a folder")).expect("creates");
+        std::fs::write(&file, &now).expect("writes");
+    }
+    let kept = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(
+        kept == now,
+        "docs/reference/cli.md is old: run this test with TIDEMARK_BLESS=1 and read the diff"
+    );
+}
+
 #[test]
 fn a_bad_configuration_is_two_and_all_its_problems() {
     let output =
@@ -90,7 +122,13 @@ fn a_database_that_is_not_there_is_four_without_its_password() {
 
 #[test]
 fn no_database_at_all_names_the_setting() {
-    for command in [["migrate"].as_slice(), &["status", "--data-dir", "nowhere"]] {
+    for command in [
+        ["migrate"].as_slice(),
+        &["status", "--data-dir", "nowhere"],
+        &["verify", "ledger", "--data-dir", "nowhere"],
+        &["dlq", "list", "--data-dir", "nowhere"],
+        &["reconcile", "--data-dir", "nowhere"],
+    ] {
         let output = tidemark(command, &[]);
         assert_eq!(output.status.code(), Some(1));
         assert!(text(&output.stderr).contains("database.url"), "{}", text(&output.stderr));

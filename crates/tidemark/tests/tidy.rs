@@ -152,7 +152,9 @@ fn migrations_are_numbered_upwards_and_named_in_lower_case() {
 fn event_schemas_are_where_their_subject_says() {
     let files = files();
     let offences = with_extension(&files, "json")
-        .filter(|file| file.starts_with("schemas") && !file.starts_with("schemas/envelope"))
+        .filter(|file| file.starts_with("schemas"))
+        // The envelope is no event: it is what every event comes in.
+        .filter(|file| !file.starts_with("schemas/envelope"))
         .filter(|file| {
             let parts: Vec<String> =
                 file.iter().skip(1).map(|part| part.to_string_lossy().into_owned()).collect();

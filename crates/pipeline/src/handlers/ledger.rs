@@ -27,6 +27,13 @@ const OPENINGS_PER_BLOCK_MAX: usize = 2_000;
 /// How long to wait for the history worker to fill a gap.
 const GAP_WAIT: Duration = Duration::from_millis(100);
 
+pub(super) const KIND: &str = "ledger";
+pub(super) const ACCEPTS: &[Accepts] = &[
+    Accepts { subject: "chain.block.ingested", versions: &[1] },
+    Accepts { subject: "chain.reorg.detected", versions: &[1] },
+    Accepts { subject: "chain.finality.advanced", versions: &[1] },
+];
+
 /// A block read and parsed before the transaction.
 struct Ready {
     block: RawBlock,
@@ -182,14 +189,10 @@ impl LedgerHandler {
 #[async_trait]
 impl Handler for LedgerHandler {
     fn kind(&self) -> &'static str {
-        "ledger"
+        KIND
     }
     fn accepts(&self) -> &'static [Accepts] {
-        &[
-            Accepts { subject: "chain.block.ingested", versions: &[1] },
-            Accepts { subject: "chain.reorg.detected", versions: &[1] },
-            Accepts { subject: "chain.finality.advanced", versions: &[1] },
-        ]
+        ACCEPTS
     }
     async fn prepare(&self, batch: &[Delivered]) -> Result<(), HandleError> {
         let mut all = HashMap::new();

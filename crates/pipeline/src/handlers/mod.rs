@@ -8,7 +8,11 @@ pub use ledger::LedgerHandler;
 pub use projector::ProjectorHandler;
 
 use serde::de::DeserializeOwned;
-use tidemark_bus::dispatch::{Delivered, HandleError};
+use tidemark_bus::dispatch::{Accepts, Delivered, HandleError};
+
+/// Every handler's kind and what it takes, for those who have no database to make one with.
+pub const CONSUMERS: &[(&str, &[Accepts])] =
+    &[(ledger::KIND, ledger::ACCEPTS), (projector::KIND, projector::ACCEPTS)];
 
 /// The payload as its type. The registry has validated it; a mismatch is a version we do not understand.
 fn payload<T: DeserializeOwned>(delivered: &Delivered) -> Result<T, HandleError> {

@@ -15,6 +15,15 @@ use tidemark_store::{Db, Tx};
 use super::payload;
 use crate::projectors::{self, rebuild_keys, touched};
 
+pub(super) const KIND: &str = "projector";
+pub(super) const ACCEPTS: &[Accepts] = &[
+    Accepts { subject: "ledger.event.normalized", versions: &[1] },
+    Accepts { subject: "ledger.event.reverted", versions: &[1] },
+    Accepts { subject: "ledger.ownership.changed", versions: &[1] },
+    Accepts { subject: "ledger.block.normalized", versions: &[1] },
+    Accepts { subject: "ledger.finality.advanced", versions: &[1] },
+];
+
 /// Applies ledger events to the read models.
 pub struct ProjectorHandler {
     app: Db,
@@ -38,16 +47,10 @@ struct At {
 #[async_trait]
 impl Handler for ProjectorHandler {
     fn kind(&self) -> &'static str {
-        "projector"
+        KIND
     }
     fn accepts(&self) -> &'static [Accepts] {
-        &[
-            Accepts { subject: "ledger.event.normalized", versions: &[1] },
-            Accepts { subject: "ledger.event.reverted", versions: &[1] },
-            Accepts { subject: "ledger.ownership.changed", versions: &[1] },
-            Accepts { subject: "ledger.block.normalized", versions: &[1] },
-            Accepts { subject: "ledger.finality.advanced", versions: &[1] },
-        ]
+        ACCEPTS
     }
     /// The partitions of projection.transfers that the batch needs, with their indexes: readers are there.
     async fn prepare(&self, batch: &[Delivered]) -> Result<(), HandleError> {

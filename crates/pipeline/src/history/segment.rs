@@ -319,7 +319,11 @@ impl Builder<'_> {
         self.event_row(id, &Place::of(event), Some((asset, collection)));
         let Some(movement) = moves else { return };
         let from = movement.from.map(|address| self.account(address, event));
-        let to = movement.to.map(|address| self.account(address, event));
+        // A transfer to oneself is one event of one account.
+        let to = match (movement.from, movement.to) {
+            (Some(sender), Some(receiver)) if sender == receiver => from,
+            (_, receiver) => receiver.map(|address| self.account(address, event)),
+        };
         self.moved(asset, event, from);
         let asset_id = self.segment.assets[index(asset)].id;
         let account_id = |builder: &Self, at: u32| builder.segment.accounts[index(at)].id.0;

@@ -32,6 +32,8 @@ pub fn overrides(args: &DevArgs) -> Vec<Override> {
 pub async fn run(args: &DevArgs, mut config: Config) -> anyhow::Result<u8> {
     let listen = config.api.listen;
     let starting = async {
+        // Before anything is written to the data directory.
+        host::check_ports(&config).await?;
         if let Some(url) = &args.rpc {
             let url = RedactedUrl::parse(url)
                 .context("--rpc is not a URL; write for example http://127.0.0.1:8545")?;

@@ -1,18 +1,16 @@
 //! `status`: a table a person can read, or JSON.
 
 use std::fmt::Write;
-use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use serde::Serialize;
-use tidemark_model::redact::RedactedUrl;
 use tidemark_store::status::{self, AppProgress, RawProgress};
 use tidemark_store::{Db, DbOptions};
 
+use super::databases;
 use crate::cli::StatusArgs;
 use crate::config::{Config, Override};
-use crate::wire::HEARTBEAT_EVERY;
+use crate::wire;
 use crate::{exit, host};
 
 /// Flags as the last layer of the configuration.
@@ -83,7 +81,7 @@ pub struct DeadLetters {
 
 /// Runs it.
 pub async fn run(args: StatusArgs, config: Config) -> anyhow::Result<u8> {
-    let (raw, app) = databases(&config)?;
+    let (raw, app) = open(&config)?;
     if !args.watch {
         let report = report(&raw, &app).await?;
         match args.json {
@@ -105,29 +103,11 @@ pub async fn run(args: StatusArgs, config: Config) -> anyhow::Result<u8> {
     }
 }
 
-fn databases(config: &Config) -> anyhow::Result<(Db, Db)> {
-    let (raw, app) = match (&config.database.raw_url, &config.database.app_url) {
-        (Some(raw), Some(app)) => (raw.clone(), app.clone()),
-        _ => {
-            let url = embedded_url(&config.database.data_dir)?;
-            (url.clone(), url)
-        }
-    };
+fn open(config: &Config) -> anyhow::Result<(Db, Db)> {
+    let (raw, app) = databases::urls(config)?;
     let options =
         DbOptions { application_name: "tidemark status".into(), connections_max: 2, ..DbOptions::default() };
     Ok((Db::open(&raw, &options)?, Db::open(&app, &options)?))
-}
-
-/// Where the private Postgres of `dev` said it is.
-fn embedded_url(data_dir: &Path) -> anyhow::Result<RedactedUrl> {
-    let path = data_dir.join("url");
-    let text = std::fs::read_to_string(&path).with_context(|| {
-        format!(
-            "no database is configured and {} is not there: set database.url, or start `tidemark dev`",
-            path.display()
-        )
-    })?;
-    Ok(RedactedUrl::parse(text.trim())?)
 }
 
 async fn report(raw: &Db, app: &Db) -> anyhow::Result<Report> {
@@ -142,11 +122,7 @@ async fn report(raw: &Db, app: &Db) -> anyhow::Result<Report> {
         roles: roles
             .into_iter()
             .map(|process| RoleLine {
-                state: if process.silent_seconds > 3.0 * HEARTBEAT_EVERY.as_secs_f64() {
-                    "lost".into()
-                } else {
-                    process.state
-                },
+                state: if wire::is_alive(&process) { process.state } else { "lost".into() },
                 instance: process.instance,
                 role: process.role,
                 restarts: process.restarts,
@@ -228,7 +204,7 @@ pub fn table(report: &Report) -> String {
 }
 
 /// Left-aligned columns, as wide as their widest cell; the last one is not padded.
-fn columns(text: &mut String, header: &[&str], rows: Vec<Vec<String>>) {
+pub(super) fn columns(text: &mut String, header: &[&str], rows: Vec<Vec<String>>) {
     let header: Vec<String> = header.iter().map(|title| (*title).to_owned()).collect();
     let all: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
     let width = |column: usize| all.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);

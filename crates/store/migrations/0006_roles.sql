@@ -1,7 +1,8 @@
 -- Database roles: each part of the system connects with the least it needs (`set role`, DbOptions::role).
 --   tidemark_ingest  raw.*, and the cursors, heads, leases and outbox of ingestion
 --   tidemark_worker  everything past raw.*, which it only reads
---   tidemark_api     reads projection.*, ref.*, raw.*; nothing of ledger, catalog, market, system, app
+--   tidemark_api     reads projection.* and ref.*; raw rows by key through functions in schema projection;
+--                   nothing of ledger, catalog, market, system, app
 --   tidemark_admin   everything
 -- Tables belong to whoever migrates; partitions are made by that user too, so roles never need ownership.
 -- A login without the right to create roles works without them: it then does everything itself.
@@ -55,10 +56,10 @@ begin
         execute 'alter default privileges in schema raw, ref grant select on tables to tidemark_worker';
     end if;
     if exists (select from pg_roles where rolname = 'tidemark_api') then
-        execute 'grant usage on schema projection, ref, raw to tidemark_api';
-        execute 'grant select on all tables in schema projection, ref, raw to tidemark_api';
+        execute 'grant usage on schema projection, ref to tidemark_api';
+        execute 'grant select on all tables in schema projection, ref to tidemark_api';
         execute 'grant execute on all functions in schema projection to tidemark_api';
-        execute 'alter default privileges in schema projection, ref, raw grant select on tables to tidemark_api';
+        execute 'alter default privileges in schema projection, ref grant select on tables to tidemark_api';
         execute 'alter default privileges in schema projection grant execute on functions to tidemark_api';
     end if;
     if exists (select from pg_roles where rolname = 'tidemark_admin') then

@@ -31,6 +31,8 @@ pub fn overrides(args: &DevArgs) -> Vec<Override> {
 /// Runs it until Ctrl-C or SIGTERM.
 pub async fn run(args: &DevArgs, mut config: Config) -> anyhow::Result<u8> {
     let listen = config.api.listen;
+    // One listener from the first moment: a signal between two of them would be lost.
+    let mut stop = std::pin::pin!(host::asked_to_stop());
     let starting = async {
         // Before anything is written to the data directory.
         host::check_ports(&config).await?;
@@ -54,12 +56,12 @@ pub async fn run(args: &DevArgs, mut config: Config) -> anyhow::Result<u8> {
     };
     let (host, chain) = tokio::select! {
         opened = starting => opened?,
-        stop = host::asked_to_stop() => return stop.map(|()| exit::OK),
+        stopped = &mut stop => return stopped.map(|()| exit::OK),
     };
     // From here on there is something to stop in order, also when a signal comes while roles start.
     let started = tokio::select! {
         started = host.start(Role::DEV) => started.map(|_| true),
-        stop = host::asked_to_stop() => stop.map(|()| false),
+        stopped = &mut stop => stopped.map(|()| false),
     };
     if !matches!(started, Ok(true)) {
         host.close().await?;
@@ -69,7 +71,7 @@ pub async fn run(args: &DevArgs, mut config: Config) -> anyhow::Result<u8> {
         host.start_chain(chain);
     }
     println!("Tidemark is running. Explorer and API: http://{listen}  (Ctrl-C stops it)");
-    host::asked_to_stop().await?;
+    stop.await?;
     println!("Stopping.");
     host.close().await?;
     Ok(exit::OK)

@@ -12,6 +12,8 @@ pub async fn run(args: RunArgs, config: Config) -> anyhow::Result<u8> {
             "there is no [[network]] to ingest: add one to the configuration; `tidemark config example` shows it"
         );
     }
+    // One listener from the first moment: a signal between two of them would be lost.
+    let mut stop = std::pin::pin!(host::asked_to_stop());
     let starting = async {
         let host = Host::open(config, Embedded::Refused).await?;
         host.start(&args.roles).await?;
@@ -19,10 +21,10 @@ pub async fn run(args: RunArgs, config: Config) -> anyhow::Result<u8> {
     };
     let host = tokio::select! {
         host = starting => host?,
-        stop = host::asked_to_stop() => return stop.map(|()| exit::OK),
+        stopped = &mut stop => return stopped.map(|()| exit::OK),
     };
     tracing::info!(action = "running", instance = host.ctx.instance, "Running.");
-    host::asked_to_stop().await?;
+    stop.await?;
     tracing::info!(action = "draining", "Stopping.");
     host.close().await?;
     Ok(exit::OK)

@@ -52,6 +52,7 @@ pub async fn run(args: SyncArgs, mut config: Config) -> anyhow::Result<u8> {
     config.telemetry.listen = None;
     config.api.admin_listen = None;
     config.api.listen.set_port(0);
+    let mut stop = std::pin::pin!(host::asked_to_stop());
     let starting = async {
         let host = Host::open(config, Embedded::Allowed).await?;
         let started = host.start(ROLES).await?;
@@ -59,11 +60,11 @@ pub async fn run(args: SyncArgs, mut config: Config) -> anyhow::Result<u8> {
     };
     let (host, started) = tokio::select! {
         both = starting => both?,
-        stop = host::asked_to_stop() => return stop.map(|()| exit::FAILURE),
+        stopped = &mut stop => return stopped.map(|()| exit::FAILURE),
     };
     let outcome = tokio::select! {
         summary = until_done(&host, &started, args.until) => summary.map(Some),
-        stop = host::asked_to_stop() => stop.map(|()| None),
+        stopped = &mut stop => stopped.map(|()| None),
     };
     host.close().await?;
     match outcome? {

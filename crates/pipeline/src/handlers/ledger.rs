@@ -88,6 +88,18 @@ impl LedgerHandler {
         Ok(Some(Ready { block, parsed, openings }))
     }
 
+    /// Defers without holding anything while the history worker still has to fill the gap below.
+    async fn wait_for_history(&self, batch: &[Delivered]) -> Result<(), HandleError> {
+        let first = batch.iter().find(|one| one.envelope.event_type == "chain.block.ingested");
+        let Some(first) = first else { return Ok(()) };
+        let event: BlockIngested = payload(first)?;
+        let progress = bulk::read_progress(&self.app.conn().await?, event.network_id).await?;
+        match progress {
+            Some(progress) if event.height.as_i64() <= progress.head + 1 => Ok(()),
+            _ => Err(HandleError::Defer(GAP_WAIT)),
+        }
+    }
+
     async fn block(&self, tx: &Tx<'_>, delivered: &Delivered) -> Result<(), HandleError> {
         let event: BlockIngested = payload(delivered)?;
         let adapter = self.adapter(event.network_id)?;
@@ -195,6 +207,7 @@ impl Handler for LedgerHandler {
         ACCEPTS
     }
     async fn prepare(&self, batch: &[Delivered]) -> Result<(), HandleError> {
+        self.wait_for_history(batch).await?;
         let mut all = HashMap::new();
         for delivered in batch.iter().filter(|one| one.envelope.event_type == "chain.block.ingested") {
             let event: BlockIngested = payload(delivered)?;

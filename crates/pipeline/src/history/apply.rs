@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 
 use alloy_primitives::U256;
 use alloy_primitives::map::HashMap;
-use tidemark_model::chain::{BalanceAsk, ChainAdapter, Network, ParsedBlock, RawBlock, Standard};
-use tidemark_model::ids::{AccountId, AssetId, EventId, HeightRange};
+use tidemark_model::chain::{
+    BalanceAsk, ChainAdapter, ChainError, Network, ParsedBlock, Quarantined, RawBlock, Standard,
+};
+use tidemark_model::ids::{AccountId, AssetId, EventId, Height, HeightRange};
 use tidemark_store::bulk::{self, BelowZero, Log, Merge, QuarantineRow};
 use tidemark_store::copy::CopyBuffer;
 use tidemark_store::ledger::{self, OpeningRow, OpeningState, Pair};
 use tidemark_store::{Conn, StoreError, Tx, projection};
 
 use super::HistoryError;
-use super::segment::{Before, Segment, SegmentAsset, build};
+use super::segment::{Before, Refused, Segment, SegmentAsset, build};
 
 /// Tries to make a segment's balances whole before giving up: each try learns of new pairs.
 const TRIES_MAX: usize = 50;
@@ -38,9 +40,10 @@ pub async fn apply_blocks(
         segment = build(network, range, blocks, &before);
     }
     for _ in 0..TRIES_MAX {
-        match apply(conn, network, &segment, &answers).await? {
-            Applied::Done => return Ok(segment.events),
-            Applied::BelowZero(pairs) => learn(network, &segment, pairs, &mut before),
+        let events = segment.events;
+        match apply(conn, network, segment, &answers).await? {
+            Applied::Done => return Ok(events),
+            Applied::BelowZero(refused, pairs) => learn(network, &refused, pairs, &mut before),
         }
         segment = build(network, range, blocks, &before);
     }
@@ -86,12 +89,9 @@ async fn ask_openings(
             .collect();
         let found = match adapter.balances(&asks).await {
             Ok(found) => found,
-            // The node cannot tell: what turns out to be missing is inferred, the asset is partial anyway.
-            Err(error) => {
-                tracing::warn!(network_id = network.id.0, action = "opening_unknown", error = %error,
-                    "The node cannot tell balances before the start block; openings are inferred.");
-                vec![None; asks.len()]
-            }
+            // No node keeps that height, and none will: what turns out to be missing is implied.
+            Err(ChainError::Pruned { .. }) => vec![None; asks.len()],
+            Err(error) => return Err(error.into()),
         };
         answers.extend(chunk.iter().zip(found).map(|(at, qty)| (pairs[*at].0, pairs[*at].1, qty)));
     }
@@ -100,13 +100,14 @@ async fn ask_openings(
 
 enum Applied {
     Done,
-    BelowZero(Vec<BelowZero>),
+    /// Rolled back; the segment comes back with the pairs that went below zero.
+    BelowZero(Box<Segment>, Vec<BelowZero>),
 }
 
 async fn apply(
     conn: &mut Conn,
     network: &Network,
-    segment: &Segment,
+    segment: Segment,
     openings: &[(AssetId, AccountId, Option<U256>)],
 ) -> Result<Applied, HistoryError> {
     let tx = conn.tx().await?;
@@ -115,21 +116,21 @@ async fn apply(
         return Err(StoreError::Fenced { what: format!("the ledger of {}", network.slug) }.into());
     }
     projection::lock_network(&tx, network.id).await?;
-    let below_zero = bulk::stage(&tx, merge_rows(network, segment)).await?;
+    let below_zero = bulk::stage(&tx, merge_rows(network, &segment)).await?;
     if !below_zero.is_empty() {
         tx.rollback().await?;
-        return Ok(Applied::BelowZero(below_zero));
+        return Ok(Applied::BelowZero(Box::new(segment), below_zero));
     }
     if bulk::has_open_events(&tx, network.id).await? {
-        bulk::forget_reverted(&tx, network.id, segment.event_ids.clone()).await?;
+        bulk::forget_reverted(&tx, network.id, segment.event_ids).await?;
     }
     let log = Log {
-        keys: segment.key_rows.clone(),
-        events: segment.event_rows.clone(),
-        deltas: segment.delta_rows.clone(),
-        history: segment.history_rows.clone(),
-        transfers: segment.transfer_rows.clone(),
-        blocks: segment.block_rows.clone(),
+        keys: segment.key_rows,
+        events: segment.event_rows,
+        deltas: segment.delta_rows,
+        history: segment.history_rows,
+        transfers: segment.transfer_rows,
+        blocks: segment.block_rows,
     };
     bulk::append(&tx, log).await?;
     let now = segment.last_time;
@@ -138,10 +139,13 @@ async fn apply(
     bulk::merge_statistics(&tx, network.id, now).await?;
     let height = segment.range.last().as_i64();
     bulk::add_digests(&tx, network.id, &segment.digest, height).await?;
-    ledger::record_openings(&tx, network.id, &opening_rows(segment, openings), true).await?;
+    ledger::record_openings(&tx, network.id, &opening_rows(&segment.assets, &segment.opened, openings), true)
+        .await?;
     bulk::count_events(&tx, network.id, usize::try_from(segment.events).unwrap_or(usize::MAX)).await?;
     projection::move_watermark(&tx, network.id, height).await?;
-    quarantine(&tx, network, segment).await?;
+    let set_aside =
+        SetAside { range: segment.range, quarantined: &segment.quarantined, refused: &segment.refused };
+    quarantine(&tx, network, &set_aside).await?;
     bulk::finish(&tx, network.id, progress.head, height).await?;
     tx.commit().await?;
     Ok(Applied::Done)
@@ -149,7 +153,8 @@ async fn apply(
 
 /// What is known of openings after this segment: the chain's answers, and what was spent without one.
 fn opening_rows(
-    segment: &Segment,
+    assets: &[SegmentAsset],
+    opened: &[(AssetId, AccountId, U256)],
     answers: &[(AssetId, AccountId, Option<U256>)],
 ) -> BTreeMap<Pair, OpeningRow> {
     let mut rows: BTreeMap<Pair, OpeningRow> = answers
@@ -162,8 +167,8 @@ fn opening_rows(
             ((*asset, *account), OpeningRow { state, qty, parts: u32::from(!qty.is_zero()) })
         })
         .collect();
-    for (asset, account, qty) in &segment.opened {
-        let single = segment.assets.iter().any(|one| one.id == *asset && one.standard == Standard::Erc721);
+    for (asset, account, qty) in opened {
+        let single = assets.iter().any(|one| one.id == *asset && one.standard == Standard::Erc721);
         let state = if single { OpeningState::Known } else { OpeningState::Implied };
         rows.entry((*asset, *account))
             .and_modify(|row| {
@@ -251,7 +256,14 @@ fn learn(network: &Network, segment: &Segment, pairs: Vec<BelowZero>, before: &m
     }
 }
 
-async fn quarantine(tx: &Tx<'_>, network: &Network, segment: &Segment) -> Result<(), StoreError> {
+/// What a segment keeps without effect.
+struct SetAside<'a> {
+    range: HeightRange,
+    quarantined: &'a [(Height, Quarantined)],
+    refused: &'a [Refused],
+}
+
+async fn quarantine(tx: &Tx<'_>, network: &Network, segment: &SetAside<'_>) -> Result<(), StoreError> {
     let malformed: Vec<QuarantineRow> = segment
         .quarantined
         .iter()

@@ -21,6 +21,9 @@ pub enum HistoryError {
     /// The database failed, or somebody else moved the ledger.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The chain could not be asked for balances older than the start block.
+    #[error(transparent)]
+    Chain(#[from] tidemark_model::chain::ChainError),
     /// Finality could not be applied to what live had left open.
     #[error(transparent)]
     Work(#[from] crate::workers::WorkError),

@@ -100,7 +100,6 @@ impl HistoryWorker {
             match self.catch_up(&stop).await {
                 Ok(true) => {}
                 Ok(false) => {
-                    self.progress.send_modify(|progress| progress.idle = true);
                     tokio::select! {
                         biased;
                         () = stop.cancelled() => return Ok(()),
@@ -120,7 +119,7 @@ impl HistoryWorker {
         let Some(progress) = bulk::read_progress(&self.app.conn().await?, network.id).await? else {
             return Ok(false);
         };
-        let available = self.available(network.id, progress.head).await?;
+        let (available, finalized) = self.available(network.id, progress.head).await?;
         self.progress.send_modify(|now| {
             now.applied = progress.head;
             now.available = available;
@@ -132,11 +131,16 @@ impl HistoryWorker {
         let Some(range) =
             u64::try_from(available).ok().and_then(|last| HeightRange::inclusive(next, Height(last)))
         else {
-            self.finish_backlog(progress.head).await?;
+            // Nothing to apply: either all of finalized history is there, or raw history is still coming.
+            if progress.head >= finalized {
+                self.finish_backlog(progress.head).await?;
+                self.progress.send_modify(|now| now.idle = true);
+            }
             return Ok(false);
         };
         self.progress.send_modify(|now| now.idle = false);
-        if range.blocks() >= self.options.defer_indexes_above_blocks {
+        let backlog = u64::try_from(finalized - progress.head).unwrap_or(0);
+        if backlog >= self.options.defer_indexes_above_blocks {
             let deferred = bulk::defer_indexes(&mut self.app.conn().await?).await?;
             if deferred > 0 {
                 tracing::info!(
@@ -151,14 +155,17 @@ impl HistoryWorker {
         Ok(true)
     }
 
-    /// The last height (inclusive) up to which raw history is final and without a hole above `head`.
-    async fn available(&self, network: NetworkId, head: i64) -> Result<i64, HistoryError> {
+    /// The last height (inclusive) up to which raw history is final and without a hole above `head`, and the
+    /// chain's finalized height.
+    async fn available(&self, network: NetworkId, head: i64) -> Result<(i64, i64), HistoryError> {
         let conn = self.raw.conn().await?;
-        let finalized =
-            cursor::head(&conn, network).await?.and_then(|head| head.finalized).map(|block| block.height);
-        let Some(finalized) = finalized else { return Ok(head) };
+        let stored = cursor::head(&conn, network).await?;
+        let finalized = stored.and_then(|head| head.finalized).map_or(-1, |block| block.height.as_i64());
+        if finalized <= head {
+            return Ok((head.min(finalized), finalized));
+        }
         let covered = raw::covered_through(&conn, network, head).await?;
-        Ok(covered.min(finalized.as_i64()))
+        Ok((covered.min(finalized), finalized))
     }
 
     /// After an outage the chain is final beyond what live had left open, but that message comes only behind
@@ -199,14 +206,14 @@ impl HistoryWorker {
         let (raw, adapter) = (self.raw.clone(), Arc::clone(&self.adapter));
         tasks.spawn(async move {
             let conn = raw.conn().await?;
-            while let Some((covered, blocks)) = chunks.next(&conn).await? {
+            // The place is taken first: one segment is being applied, one is being made, no third waits.
+            while let Ok(place) = sender.reserve().await {
+                let Some((covered, blocks)) = chunks.next(&conn).await? else { break };
                 let adapter = Arc::clone(&adapter);
                 let parsed = tokio::task::spawn_blocking(move || parse(&*adapter, blocks))
                     .await
                     .map_err(|error| HistoryError::Parser { reason: error.to_string() })?;
-                if sender.send((covered, parsed)).await.is_err() {
-                    break; // The writer stopped; its reason counts.
-                }
+                place.send((covered, parsed));
             }
             Ok::<_, HistoryError>(())
         });

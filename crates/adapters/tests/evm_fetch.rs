@@ -91,6 +91,11 @@ async fn only_headers_with_records_are_read_when_asked_so() {
     assert_eq!(batch.evidence.coverage, BlockCoverage::WithRecords);
     let heights: Vec<u64> = batch.blocks.iter().map(|block| block.height.0).collect();
     assert_eq!(heights, [10, 20, 30, 40, 50]);
+    // That is for history: at the tip the next block can be judged only by the one below it.
+    let batch = adapter.fetch(range(41, 57), FetchMode::Tip).await.expect("reads");
+    assert_eq!(batch.evidence.coverage, BlockCoverage::All);
+    let heights: Vec<u64> = batch.blocks.iter().map(|block| block.height.0).collect();
+    assert_eq!(heights, (41..41 + batch.covered.blocks()).collect::<Vec<u64>>());
 }
 
 #[tokio::test]

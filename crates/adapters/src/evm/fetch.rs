@@ -415,19 +415,25 @@ impl Reader<'_> {
         }
         self.confirm(&suspects, &logs).await?;
         self.audit(covered, mode, &headers, &logs).await?;
-        let blocks = self.blocks(headers, &logs).map_err(Miss::Bad)?;
+        let blocks = self.blocks(headers, &logs, coverage).map_err(Miss::Bad)?;
         let records = blocks.iter().map(|block| u64::try_from(block.records.len()).unwrap_or(u64::MAX)).sum();
         Ok(RawBatch { covered, blocks, evidence: self.evidence(head, records, foreign, coverage) })
     }
 
     /// Blocks with their records. All bytes of a range lie in one buffer, so a record costs no allocation.
-    fn blocks(&self, headers: Vec<Header>, logs: &[Log]) -> Result<Vec<RawBlock>, String> {
+    fn blocks(
+        &self,
+        headers: Vec<Header>,
+        logs: &[Log],
+        coverage: BlockCoverage,
+    ) -> Result<Vec<RawBlock>, String> {
         let ours = |log: &&Log| {
             let topics = log.topics.as_slice();
             let topic0 = topics.first().map(|topic| &topic[..]);
             self.adapter.known.claim(&log.address.0, topic0, topics.len()) == Claim::Ours
         };
-        let with_records = self.adapter.config.headers == HeaderPolicy::WithRecords;
+        // What the evidence promises, not what history is configured to keep: the tip needs every block.
+        let with_records = coverage == BlockCoverage::WithRecords;
         let arena = arena(logs.iter().filter(ours));
         let mut at = 0;
         let mut rest = logs;

@@ -51,6 +51,29 @@ pub async fn read_progress(conn: &Conn, network: NetworkId) -> Result<Option<Pro
     Ok(row.map(|row| Progress { head: row.get(0), finalized: row.get(1), history: row.get(2) }))
 }
 
+// A window that is only partly numbered may end before the newest event: then the answer is yes, too.
+const PROJECTOR_LAGS: &str = "
+    with newest as (
+        select o.part, o.xid from system.outbox_events o
+         where o.stream = 'ledger' and o.partition_key = $1
+         order by o.day desc, o.seq desc limit 1)
+    select exists (
+        select from newest n
+          left join system.relay_cursor r on r.id = 1
+          left join system.bus_partitions b on b.stream = 'ledger' and b.part = n.part
+          left join system.consumer_positions p
+                 on p.handler_kind = 'projector' and p.stream = 'ledger' and p.part = n.part
+         where r.id is null or r.window_end is not null
+            or not pg_visible_in_snapshot(n.xid, r.snapshot::pg_snapshot)
+            or coalesce(p.pseq, 0) < coalesce(b.next_pseq, 1) - 1)";
+
+/// Does the ledger have live events that the projections do not hold yet? A segment adds its differences to
+/// what the projections hold, so that must be what the ledger holds.
+pub async fn projector_lags(conn: &Conn, network: NetworkId) -> Result<bool, StoreError> {
+    let key = network.0.to_string();
+    Ok(conn.query_one("look for events to project", PROJECTOR_LAGS, &[&key]).await?.get(0))
+}
+
 const CREATE_TEMP_TABLES: &str = "
     create temp table if not exists seg_balances (
         asset_id uuid not null, account_id uuid not null, collection_id uuid not null,

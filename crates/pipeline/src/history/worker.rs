@@ -138,6 +138,10 @@ impl HistoryWorker {
             }
             return Ok(false);
         };
+        // Whatever live adds from here on moves the head, and that fences the segment off.
+        if bulk::projector_lags(&self.app.conn().await?, network.id).await? {
+            return Ok(false);
+        }
         self.progress.send_modify(|now| now.idle = false);
         let backlog = u64::try_from(finalized - progress.head).unwrap_or(0);
         if backlog >= self.options.defer_indexes_above_blocks {

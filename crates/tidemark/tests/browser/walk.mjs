@@ -165,6 +165,15 @@ try {
         .map((element) => `${element.tagName}.${element.className}`).slice(0, 5);
     });
     assert.deepEqual(wide, [], `${name} is wider than a phone`);
+    const crossed = await small.evaluate(() => Array.from(document.querySelectorAll("#rows tr[data-event]"))
+      .filter((row) => {
+        // The text, not the cell: a cell that is too narrow lets its text run over the next one.
+        const text = (cell) => { const range = document.createRange(); range.selectNodeContents(row.querySelector(cell)); return range.getBoundingClientRect(); };
+        const boxes = [".c-from", ".c-to", ".c-kind", ".c-block", ".c-age", ".c-sure"].map(text);
+        return boxes.some((a, at) => boxes.slice(at + 1).some((b) =>
+          a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 4 && b.top < a.bottom - 4));
+      }).map((row) => row.innerText));
+    assert.deepEqual(crossed, [], `${name} has text over text`);
     await picture(small, `phone-${name}`);
   }
   seen("phone");

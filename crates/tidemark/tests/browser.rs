@@ -4,7 +4,7 @@
 
 mod live;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use serde_json::{Value, json};
@@ -79,7 +79,7 @@ impl Walk {
         let playwright = needed("playwright-core", playwright.is_dir().then_some(playwright));
         let chromium = needed("Chromium", on_path(&["chromium", "chromium-browser", "google-chrome"]));
         let child = Command::new(node)
-            .arg(live::beside("browser/walk.mjs"))
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser/walk.mjs"))
             .arg(told.to_string())
             .env("PLAYWRIGHT", playwright.canonicalize().expect("it exists"))
             .env("CHROMIUM", chromium)

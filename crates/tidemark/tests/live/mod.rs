@@ -2,7 +2,7 @@
 //! that the test controls.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -118,9 +118,4 @@ impl Drop for Live {
             let _ = std::fs::remove_dir_all(&self.folder);
         }
     }
-}
-
-/// A file beside this test's source.
-pub(crate) fn beside(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)
 }

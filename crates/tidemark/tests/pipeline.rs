@@ -27,7 +27,8 @@ async fn history_equals_the_truth() {
     same(&world.ledger().await, &truth, "the ledger");
     same(&world.view_final().await, &truth, "the finalized view");
     world.verify(seed).await;
-    world.rebuild_changes_nothing(seed).await;
+    // No rebuild here: `sync` ends when its goal is final, with the tip above it still on its way to the
+    // projections. The live runs below compare read models when everything has settled.
     world.nothing_was_put_aside(seed).await;
 }
 
@@ -39,6 +40,10 @@ async fn live_equals_the_truth(seed: u64, blocks: u64, rounds: u64, bus: String)
     let mut world = World::new(sim, vec![FaultProfile::default()], setup).await;
     let mut running = world.live();
     // Reorgs are met by a ledger that follows the head, not only by an ingester that reads history.
+    let head = i64::try_from(world.sim.head()).expect("fits");
+    world.reach(&mut running, "select projected_height from projection.network_status", head).await;
+    // One reorg that cannot be missed: its old block is in the ledger, its new one must come.
+    world.sim.reorg(1, ReorgKind::Replace);
     let head = i64::try_from(world.sim.head()).expect("fits");
     world.reach(&mut running, "select projected_height from projection.network_status", head).await;
     let mut dice = Dice::new(seed);

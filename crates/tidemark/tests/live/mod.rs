@@ -39,7 +39,7 @@ impl Live {
         let text = format!(
             "[database]\nurl = {url:?}\ndata_dir = {folder:?}\n[api]\nlisten = \"{listen}\"\nrate_limit_rps = 0\n\
              [telemetry]\nlisten = \"off\"\nlog_format = \"json\"\n[ingest]\npoll_interval_ms = 100\n\
-             [[network]]\nid = {chain_id}\nslug = {slug:?}\nrpc = [{rpc:?}]\nconfirmations = 2\nheaders = \"all\"\n",
+             [[network]]\nid = {chain_id}\nslug = {slug:?}\nrpc = [{rpc:?}]\nconfirmations = 2\n",
             url = db.url,
         );
         std::fs::write(&config, text).expect("writes the configuration");

@@ -33,6 +33,8 @@ pub(crate) struct Setup {
     pub(crate) getlogs_step: u64,
     /// Lines of `[bus]`.
     pub(crate) bus: String,
+    /// Further lines of `[[network]]`.
+    pub(crate) network: String,
 }
 
 pub(crate) struct World {
@@ -129,12 +131,13 @@ impl World {
         let config = format!(
             "[database]\ndata_dir = \"{}\"\n[telemetry]\nlisten = \"off\"\n[api]\nlisten = \"127.0.0.1:0\"\n\
              [bus]\npartitions = 3\n{}\n[ingest]\npoll_interval_ms = 50\nrpc_timeouts_ms = {{ default = 1000, eth_getLogs = 2000 }}\n\
-             {lease}{step}\n[[network]]\nid = {}\nslug = \"simnet\"\nstart_block = {}\nrpc = [{}]\nconfirmations = 3\n",
+             {lease}{step}\n[[network]]\nid = {}\nslug = \"simnet\"\nstart_block = {}\nrpc = [{}]\nconfirmations = 3\n{}\n",
             dir.join("data").display(),
             setup.bus,
             sim.config().chain_id,
             setup.start_block,
             rpc.join(", "),
+            setup.network,
         );
         std::fs::write(dir.join("tidemark.toml"), config).expect("writes");
         let url = RedactedUrl::parse(&test.url).expect("a URL");

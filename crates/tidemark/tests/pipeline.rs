@@ -27,6 +27,7 @@ async fn history_equals_the_truth() {
     same(&world.ledger().await, &truth, "the ledger");
     same(&world.view_final().await, &truth, "the finalized view");
     world.verify(seed).await;
+    world.read_on_to_the_head(seed).await;
     world.rebuild_changes_nothing(seed).await;
     world.nothing_was_put_aside(seed).await;
 }
@@ -41,6 +42,9 @@ async fn live_equals_the_truth(seed: u64, blocks: u64, rounds: u64, bus: String)
     // Reorgs are met by a ledger that follows the head, not only by an ingester that reads history.
     let head = i64::try_from(world.sim.head()).expect("fits");
     world.reach(&mut running, "select projected_height from projection.network_status", head).await;
+    // One for sure: the replaced blocks are stored. Of the others a busy machine may see only the outcome.
+    world.sim.reorg(3, ReorgKind::Replace);
+    world.reach(&mut running, "select count(distinct reorg_id) from system.reorg_checkpoints", 1).await;
     let mut dice = Dice::new(seed);
     for _ in 0..rounds {
         for kind in ReorgKind::ALL {
@@ -55,8 +59,6 @@ async fn live_equals_the_truth(seed: u64, blocks: u64, rounds: u64, bus: String)
     assert_eq!(stopped.code, Some(0), "seed {seed}: {}", stopped.err);
     let finalized = world.sim.finalized();
     same(&world.ledger().await, &world.truth(finalized), &format!("seed {seed}: the ledger"));
-    let reorgs = world.number("select count(distinct reorg_id) from system.reorg_checkpoints").await;
-    assert!(reorgs.is_some_and(|count| count > 0), "seed {seed}: no reorg was met");
     world.verify(seed).await;
     world.rebuild_changes_nothing(seed).await;
     world.nothing_was_put_aside(seed).await;

@@ -305,6 +305,11 @@ impl World {
         }
     }
 
+    /// How many errors were written down for operators.
+    pub(crate) async fn complained(&self) -> Option<i64> {
+        self.number("select count(*) from app.indexing_errors").await
+    }
+
     /// Everything that the system itself complained about.
     pub(crate) async fn complaints(&self) -> String {
         self.text(
@@ -335,6 +340,14 @@ impl World {
         let seed = format!("seed {seed}");
         self.run(&["verify", "completeness"]).await.succeeded(&seed);
         self.run(&["verify", "ledger"]).await.succeeded(&seed);
+    }
+
+    /// `sync` ends when its goal is final: events above it may wait for the projector, and a rebuild would
+    /// show them. A short life brings everything to the head.
+    pub(crate) async fn read_on_to_the_head(&mut self, seed: u64) {
+        let mut running = self.live();
+        self.settle(&mut running, seed).await;
+        assert_eq!(running.stop().await.code, Some(0), "seed {seed}");
     }
 
     /// Read models built anew are the ones there are.

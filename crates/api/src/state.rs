@@ -14,7 +14,7 @@ use crate::stream::Hub;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ApiConfig {
-    /// Requests per minute one client may send; bursts up to the same number.
+    /// Requests per minute one client may send; bursts up to the same number. 0 switches the limit off.
     pub requests_per_minute: u32,
     /// Read the client's address from the last entry of X-Forwarded-For. Only behind a proxy of your own.
     pub trust_forwarded_for: bool,

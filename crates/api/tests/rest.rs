@@ -454,6 +454,19 @@ async fn too_many_requests_are_a_429_that_says_when() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
+async fn a_limit_of_zero_is_no_limit() -> anyhow::Result<()> {
+    let config = tidemark_api::ApiConfig { requests_per_minute: 0, ..Default::default() };
+    let seed = seed::seed_with(config).await?;
+    for _ in 0..5 {
+        let request = Request::get("/v1/networks").body(Body::empty())?;
+        let response = seed.router.clone().oneshot(request).await?;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(!response.headers().contains_key("ratelimit"), "it promises a limit that is not there");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn the_admin_router_lets_only_the_token_in() -> anyhow::Result<()> {
     let extra = || axum::Router::new().route("/admin/ping", axum::routing::get(|| async { "pong" }));
     for (token, header, status) in [

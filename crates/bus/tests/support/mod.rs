@@ -163,7 +163,16 @@ impl Rig {
         Ok(self.db.conn().await?.query_one("count", sql, &[]).await?.get(0))
     }
     pub async fn sql(&self, sql: &str) -> anyhow::Result<()> {
-        Ok(self.db.conn().await?.batch("run", sql).await?)
+        // The chaos ends connections, this pool's among them: a statement that met one is sent again.
+        for _ in 0..20 {
+            match self.db.conn().await?.batch("run", sql).await {
+                Err(error) if error.verdict() == tidemark_store::Verdict::Retry => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                done => return Ok(done?),
+            }
+        }
+        anyhow::bail!("no connection lived long enough for {sql}")
     }
 }
 

@@ -25,7 +25,7 @@ use tidemark_pipeline::workers::{
 use tidemark_store::dlq::{Kind, NewDeadLetter};
 use tidemark_store::outbox::{Emitter, EmitterOptions, Partitions as Streams};
 use tidemark_store::partitions::{PartitionSizes, Partitions};
-use tidemark_store::{Db, DbOptions, cursor, dlq};
+use tidemark_store::{Db, DbOptions, bulk, cursor, dlq};
 use tidemark_testkit::pg::TestDb;
 use time::OffsetDateTime;
 
@@ -522,4 +522,26 @@ fn a_schema_that_breaks_readers_is_refused_with_a_counterexample() {
     lint(&["--against=--help"]).is(2, &["not a revision"]);
     lint(&["--against", "nowhere"]).is(1, &["git cannot read"]);
     std::fs::remove_dir_all(dir).expect("removes");
+}
+
+/// History adds differences to the projections: they must hold what the ledger holds before it does.
+#[tokio::test]
+async fn history_waits_until_the_projector_has_read_what_live_wrote() {
+    let desk = Desk::new().await;
+    let conn = desk.db.conn().await.expect("connects");
+    let lags = async || bulk::projector_lags(&conn, NETWORK).await.expect("answers");
+    assert!(!lags().await, "live wrote nothing yet");
+    desk.lived(0).await;
+    assert!(lags().await, "events without a number");
+    desk.numbered().await;
+    assert!(lags().await, "events with a number that nobody read");
+    desk.sql(
+        "insert into system.consumer_positions (handler_kind, stream, part, pseq)
+         select 'projector', stream, part, next_pseq - 1 from system.bus_partitions where stream = 'ledger'
+         on conflict (handler_kind, stream, part) do update set pseq = excluded.pseq",
+    )
+    .await;
+    assert!(!lags().await, "everything was read");
+    let other = bulk::projector_lags(&conn, NetworkId(8)).await.expect("answers");
+    assert!(!other, "another network is not held up");
 }

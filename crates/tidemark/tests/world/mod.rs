@@ -33,6 +33,8 @@ pub(crate) struct Setup {
     pub(crate) getlogs_step: u64,
     /// Lines of `[bus]`.
     pub(crate) bus: String,
+    /// Further lines of `[[network]]`.
+    pub(crate) network: String,
 }
 
 pub(crate) struct World {
@@ -129,12 +131,13 @@ impl World {
         let config = format!(
             "[database]\ndata_dir = \"{}\"\n[telemetry]\nlisten = \"off\"\n[api]\nlisten = \"127.0.0.1:0\"\n\
              [bus]\npartitions = 3\n{}\n[ingest]\npoll_interval_ms = 50\nrpc_timeouts_ms = {{ default = 1000, eth_getLogs = 2000 }}\n\
-             {lease}{step}\n[[network]]\nid = {}\nslug = \"simnet\"\nstart_block = {}\nrpc = [{}]\nconfirmations = 3\n",
+             {lease}{step}\n[[network]]\nid = {}\nslug = \"simnet\"\nstart_block = {}\nrpc = [{}]\nconfirmations = 3\n{}\n",
             dir.join("data").display(),
             setup.bus,
             sim.config().chain_id,
             setup.start_block,
             rpc.join(", "),
+            setup.network,
         );
         std::fs::write(dir.join("tidemark.toml"), config).expect("writes");
         let url = RedactedUrl::parse(&test.url).expect("a URL");
@@ -302,6 +305,11 @@ impl World {
         }
     }
 
+    /// How many errors were written down for operators.
+    pub(crate) async fn complained(&self) -> Option<i64> {
+        self.number("select count(*) from app.indexing_errors").await
+    }
+
     /// Everything that the system itself complained about.
     pub(crate) async fn complaints(&self) -> String {
         self.text(
@@ -332,6 +340,14 @@ impl World {
         let seed = format!("seed {seed}");
         self.run(&["verify", "completeness"]).await.succeeded(&seed);
         self.run(&["verify", "ledger"]).await.succeeded(&seed);
+    }
+
+    /// `sync` ends when its goal is final: events above it may wait for the projector, and a rebuild would
+    /// show them. A short life brings everything to the head.
+    pub(crate) async fn read_on_to_the_head(&mut self, seed: u64) {
+        let mut running = self.live();
+        self.settle(&mut running, seed).await;
+        assert_eq!(running.stop().await.code, Some(0), "seed {seed}");
     }
 
     /// Read models built anew are the ones there are.

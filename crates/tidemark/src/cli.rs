@@ -248,26 +248,28 @@ pub struct SimArgs {
 /// `bench`
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// Which one
-    pub name: BenchName,
+    /// Which one.
+    #[command(subcommand)]
+    pub name: BenchCommand,
     /// Where the JSON goes
-    #[arg(long, value_name = "DIR", default_value = "target/bench")]
+    #[arg(long, value_name = "DIR", default_value = "target/bench", global = true)]
     pub out: PathBuf,
-    /// Logs of the simulated history
-    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
-    pub logs: u64,
-    /// Blocks they are in
-    #[arg(long, value_name = "N", default_value_t = 50_000)]
-    pub blocks: u64,
 }
 
 /// The benchmarks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum BenchName {
-    /// All of them, one after another.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// All of them, one after another, each at its usual size
+    #[command(after_help = "Example:\n  tidemark bench all --out target/bench")]
     All,
-    /// History from the first RPC call to finalized owners in the projections.
-    Sync,
+    /// History from the first RPC call to finalized owners in the projections
+    #[command(after_help = "Example:\n  tidemark bench sync --logs 200000 --blocks 10000")]
+    Sync(crate::bench::sync::SyncArgs),
+}
+
+impl BenchCommand {
+    /// What `all` runs, in this order.
+    pub const EACH: &'static [&'static str] = &["sync"];
 }
 
 /// `status`

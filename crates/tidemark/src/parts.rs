@@ -51,7 +51,7 @@ impl Parts {
         let streams = StreamPartitions::with_default(config.bus.partitions).with("projection", 1);
         let mut options = EmitterOptions { partitions: streams.clone(), ..EmitterOptions::default() };
         instance.clone_into(&mut options.source.instance);
-        let emitter = Arc::new(Emitter::new(options, Arc::clone(&registry) as Arc<_>));
+        let emitter = Arc::new(Emitter::new(options, Arc::<Registry>::clone(&registry)));
         let blobs: Arc<dyn BlobStore> = Arc::new(open_objects(config)?);
         Ok(Self {
             adapters,

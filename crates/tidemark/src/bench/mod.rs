@@ -3,3 +3,91 @@
 pub mod bare_copy;
 pub mod minimal;
 pub mod sync;
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::Context;
+use tidemark_model::redact::RedactedUrl;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::embedded_pg::{EmbeddedPg, Options};
+
+/// What every benchmark stands on: a private Postgres with our settings, in a folder that goes with it.
+pub struct Bench {
+    /// Scratch folder.
+    pub dir: PathBuf,
+    /// The server; its database is empty, without our schema.
+    pub server: EmbeddedPg,
+}
+
+impl Bench {
+    /// Starts it.
+    pub async fn start() -> anyhow::Result<Self> {
+        let dir = std::env::temp_dir().join(format!("tidemark-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&dir)?;
+        let server = EmbeddedPg::start(&Options { data_dir: dir.clone(), port: None }).await?;
+        Ok(Self { dir, server })
+    }
+
+    /// Stops the server and removes the folder.
+    pub async fn end(self) -> anyhow::Result<()> {
+        self.server.stop().await?;
+        std::fs::remove_dir_all(&self.dir)
+            .with_context(|| format!("{} cannot be removed", self.dir.display()))
+    }
+}
+
+/// Starts the simulated node as its own process, with a still history; gives it and its URL.
+pub async fn start_node(logs: u64, blocks: u64) -> anyhow::Result<(Child, String)> {
+    let mut node = Command::new(std::env::current_exe()?)
+        .args(["sim", "--listen", "127.0.0.1:0"])
+        .args(["--bench-logs", &logs.to_string(), "--blocks", &blocks.to_string()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()?;
+    let stdout = node.stdout.take().context("the node has a standard output")?;
+    let url =
+        BufReader::new(stdout).lines().next_line().await?.context("the simulated node ended at once")?;
+    Ok((node, url))
+}
+
+/// One row of one statement.
+pub async fn query(url: &RedactedUrl, sql: &str) -> anyhow::Result<tokio_postgres::Row> {
+    let (client, connection) = tokio_postgres::connect(url.expose().as_str(), tokio_postgres::NoTls).await?;
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(connection);
+    Ok(client.query_one(sql, &[]).await?)
+}
+
+/// WAL written so far.
+pub async fn wal_bytes(url: &RedactedUrl) -> anyhow::Result<i64> {
+    let row = query(url, "select pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint").await?;
+    Ok(row.get(0))
+}
+
+/// Exact below 2^53, far above any benchmark.
+pub fn float(count: u64) -> f64 {
+    u32::try_from(count).map_or_else(|_| count.to_string().parse().unwrap_or(f64::MAX), f64::from)
+}
+
+/// The table for people.
+#[expect(clippy::print_stdout, reason = "a benchmark speaks on stdout")]
+pub fn print(rows: &[(&str, String)]) {
+    for (name, value) in rows {
+        println!("{name:<42} {value}");
+    }
+}
+
+/// Writes `out/NAME.json` and says so.
+#[expect(clippy::print_stdout, reason = "a benchmark speaks on stdout")]
+pub fn write(out: &Path, name: &str, result: &serde_json::Value) -> anyhow::Result<()> {
+    std::fs::create_dir_all(out)?;
+    let path = out.join(format!("{name}.json"));
+    std::fs::write(&path, serde_json::to_string_pretty(result)?)
+        .with_context(|| format!("{} cannot be written", path.display()))?;
+    println!("written to {}", path.display());
+    Ok(())
+}

@@ -8,18 +8,18 @@ use anyhow::{Context, ensure};
 use serde::Deserialize;
 use serde_json::json;
 use tidemark_model::redact::RedactedUrl;
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 
-use super::{bare_copy, minimal};
-use crate::embedded_pg::{EmbeddedPg, Options};
+use super::{Bench, bare_copy, float, minimal, print, start_node, wal_bytes, write};
 
-/// Size of the run.
-#[derive(Debug, Clone, Copy)]
-pub struct Size {
-    /// Logs of the simulated history.
+/// `bench sync`
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct SyncArgs {
+    /// Logs of the simulated history
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     pub logs: u64,
-    /// Blocks they are in.
+    /// Blocks they are in
+    #[arg(long, value_name = "N", default_value_t = 50_000)]
     pub blocks: u64,
 }
 
@@ -37,29 +37,24 @@ struct Synced {
 }
 
 /// Runs it and gives the JSON that is also written to `out/sync.json`.
-pub async fn run(size: Size, out: &Path) -> anyhow::Result<serde_json::Value> {
-    let dir = std::env::temp_dir().join(format!("tidemark-bench-{}", std::process::id()));
-    std::fs::create_dir_all(&dir)?;
-    let server = EmbeddedPg::start(&Options { data_dir: dir.clone(), port: None }).await?;
-    let result = measure(size, &dir, &server).await;
-    server.stop().await?;
-    std::fs::remove_dir_all(&dir).with_context(|| format!("{} cannot be removed", dir.display()))?;
-    let result = result?;
-    std::fs::create_dir_all(out)?;
-    std::fs::write(out.join("sync.json"), serde_json::to_string_pretty(&result)?)?;
-    Ok(result)
+pub async fn run(args: &SyncArgs, out: &Path) -> anyhow::Result<()> {
+    ensure!(args.blocks >= 10 && args.logs >= args.blocks, "at least ten blocks, and a log in each");
+    let bench = Bench::start().await?;
+    let result = measure(args, &bench).await;
+    bench.end().await?;
+    write(out, "sync", &result?)
 }
 
-async fn measure(size: Size, dir: &Path, server: &EmbeddedPg) -> anyhow::Result<serde_json::Value> {
-    let program = std::env::current_exe()?;
-    let (mut node, rpc) = start_node(&program, size).await?;
+async fn measure(size: &SyncArgs, bench: &Bench) -> anyhow::Result<serde_json::Value> {
+    let server = &bench.server;
+    let (mut node, rpc) = start_node(size.logs, size.blocks).await?;
     let last = size.blocks - 1;
     eprintln!("minimal program …");
     let minimal = minimal::run(&rpc, server.url(), last, MINIMAL_STEP).await?;
     forget(server.url(), "bench_minimal").await?;
     eprintln!("tidemark sync …");
     let wal_before = wal_bytes(server.url()).await?;
-    let synced = sync(&program, dir, server, &rpc, last).await?;
+    let synced = sync(bench, &rpc, last).await?;
     let wal = wal_bytes(server.url()).await? - wal_before;
     node.kill().await?;
     eprintln!("bare COPY …");
@@ -101,52 +96,14 @@ async fn measure(size: Size, dir: &Path, server: &EmbeddedPg) -> anyhow::Result<
     }))
 }
 
-fn float(count: u64) -> f64 {
-    // Exact below 2^53, far above any benchmark.
-    u32::try_from(count).map_or_else(|_| count.to_string().parse().unwrap_or(f64::MAX), f64::from)
-}
-
-#[expect(clippy::print_stdout, reason = "a benchmark speaks on stdout")]
-fn print(rows: &[(&str, String)]) {
-    for (name, value) in rows {
-        println!("{name:<42} {value}");
-    }
-}
-
-async fn start_node(program: &Path, size: Size) -> anyhow::Result<(Child, String)> {
-    let mut node = Command::new(program)
-        .args([
-            "sim",
-            "--listen",
-            "127.0.0.1:0",
-            "--bench-logs",
-            &size.logs.to_string(),
-            "--blocks",
-            &size.blocks.to_string(),
-        ])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .kill_on_drop(true)
-        .spawn()?;
-    let stdout = node.stdout.take().context("the node has a standard output")?;
-    let url =
-        BufReader::new(stdout).lines().next_line().await?.context("the simulated node ended at once")?;
-    Ok((node, url))
-}
-
-async fn sync(
-    program: &Path,
-    dir: &Path,
-    server: &EmbeddedPg,
-    rpc: &str,
-    last: u64,
-) -> anyhow::Result<Synced> {
+async fn sync(bench: &Bench, rpc: &str, last: u64) -> anyhow::Result<Synced> {
+    let (dir, server) = (&bench.dir, &bench.server);
     let config = dir.join("bench.toml");
     let text = format!(
         "[[network]]\nid = 31337\nslug = \"bench\"\nfamily = \"evm\"\nrpc = [\"{rpc}\"]\nstart_block = 0\nfinality = {{ depth = 1 }}\n"
     );
     std::fs::write(&config, text)?;
-    let output = Command::new(program)
+    let output = Command::new(std::env::current_exe()?)
         .args(["sync", "--json", "--until", &(last - 1).to_string(), "--config"])
         .arg(&config)
         .env("TIDEMARK__DATABASE__URL", server.url().expose().as_str())
@@ -160,22 +117,10 @@ async fn sync(
         .context("tidemark sync --json ends with one JSON line")
 }
 
-async fn wal_bytes(url: &RedactedUrl) -> anyhow::Result<i64> {
-    let row = query(url, "select pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint").await?;
-    Ok(row.get(0))
-}
-
 async fn forget(url: &RedactedUrl, schema: &str) -> anyhow::Result<()> {
     let (client, connection) = tokio_postgres::connect(url.expose().as_str(), tokio_postgres::NoTls).await?;
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(connection);
     client.batch_execute(&format!("drop schema {schema} cascade; checkpoint")).await?;
     Ok(())
-}
-
-async fn query(url: &RedactedUrl, sql: &str) -> anyhow::Result<tokio_postgres::Row> {
-    let (client, connection) = tokio_postgres::connect(url.expose().as_str(), tokio_postgres::NoTls).await?;
-    let mut tasks = tokio::task::JoinSet::new();
-    tasks.spawn(connection);
-    Ok(client.query_one(sql, &[]).await?)
 }

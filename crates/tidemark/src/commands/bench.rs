@@ -1,18 +1,37 @@
 //! `bench NAME`
 
-use crate::bench::sync::{self, Size};
-use crate::cli::{BenchArgs, BenchName};
+use clap::Parser;
+
+use crate::bench::sync;
+use crate::cli::{BenchArgs, BenchCommand, Cli, Command};
 use crate::exit;
 
 /// Runs it; the table goes to standard output, the JSON to `--out`.
 pub async fn run(args: BenchArgs) -> anyhow::Result<u8> {
-    anyhow::ensure!(args.blocks >= 10 && args.logs >= args.blocks, "at least ten blocks, and a log in each");
-    match args.name {
-        BenchName::All | BenchName::Sync => {
-            let size = Size { logs: args.logs, blocks: args.blocks };
-            sync::run(size, &args.out).await?;
-            println!("written to {}", args.out.join("sync.json").display());
+    let out = &args.out;
+    match &args.name {
+        BenchCommand::Sync(sync) => sync::run(sync, out).await?,
+        BenchCommand::All => {
+            for name in BenchCommand::EACH {
+                all(name, out).await?;
+            }
         }
     }
     Ok(exit::OK)
+}
+
+/// One of them as if it had been asked for by name, so that its defaults are those of its own help.
+async fn all(name: &str, out: &std::path::Path) -> anyhow::Result<()> {
+    eprintln!("== bench {name}");
+    let words = [
+        std::ffi::OsStr::new("tidemark"),
+        "bench".as_ref(),
+        name.as_ref(),
+        "--out".as_ref(),
+        out.as_os_str(),
+    ];
+    match Cli::try_parse_from(words)?.command {
+        Command::Bench(args) => Box::pin(run(args)).await.map(|_| ()),
+        _ => anyhow::bail!("{name} is no benchmark"),
+    }
 }

@@ -36,6 +36,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::stage_time;
 use metrics::IngestMetrics;
 use step::Phase;
 
@@ -406,7 +407,9 @@ impl Core {
         mode: FetchMode,
         parent: Option<BlockHash>,
     ) -> Result<RawBatch, ChainError> {
+        let started = std::time::Instant::now();
         let batch = self.adapter.fetch(range, mode).await?;
+        stage_time::count("fetch", started);
         match step::batch_fault(range, &batch, parent) {
             None => Ok(batch),
             Some(reason) => Err(ChainError::Inconsistent {
@@ -424,7 +427,10 @@ impl Core {
         let mut conn = self.db.conn().await?;
         self.partitions.ensure_raw(&mut conn, self.network(), covered).await?;
         drop(conn);
-        Ok(self.writer.prepare(batch).await?)
+        let started = std::time::Instant::now();
+        let prepared = self.writer.prepare(batch).await?;
+        stage_time::count("encode raw rows", started);
+        Ok(prepared)
     }
 
     fn note_position(&self, cursor: &Cursor, head: Option<&Head>) {

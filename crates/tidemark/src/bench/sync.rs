@@ -1,6 +1,7 @@
 //! `bench sync`: history from the first RPC call to finalized owners in the projections, beside the minimal
 //! program and the bare COPY of the same rows, all in one run against one simulated node.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -26,6 +27,9 @@ pub struct SyncArgs {
 /// Blocks the minimal program asks for at once: about as many logs as a provider answers.
 const MINIMAL_STEP: u64 = 500;
 
+/// Stages worth a line in the table; the JSON has all.
+const STAGES_SHOWN: usize = 20;
+
 #[derive(Debug, Deserialize)]
 struct Synced {
     events: u64,
@@ -34,6 +38,7 @@ struct Synced {
     rpc_calls: u64,
     peak_rss_bytes: u64,
     cpu_seconds: f64,
+    stages: BTreeMap<String, f64>,
 }
 
 /// Runs it and gives the JSON that is also written to `out/sync.json`.
@@ -81,7 +86,18 @@ async fn measure(size: &SyncArgs, bench: &Bench) -> anyhow::Result<serde_json::V
         ("peak memory", format!("{} MiB", synced.peak_rss_bytes / (1024 * 1024))),
         ("CPU seconds per million events (process)", format!("{:.1}", synced.cpu_seconds * 1e6 / events)),
     ]);
+    let mut stages: Vec<(&String, f64)> = synced.stages.iter().map(|(name, spent)| (name, *spent)).collect();
+    stages.sort_by(|one, other| other.1.total_cmp(&one.1));
+    let all: f64 = stages.iter().map(|stage| stage.1).sum();
+    let shares: Vec<(String, String)> = stages
+        .iter()
+        .take(STAGES_SHOWN)
+        .map(|(name, spent)| (format!("  {name}"), format!("{:>5.1} %  {spent:.1} s", 100.0 * spent / all)))
+        .collect();
+    print(&[("share of time per stage (tasks overlap)", String::new())]);
+    print(&shares.iter().map(|(name, share)| (name.as_str(), share.clone())).collect::<Vec<_>>());
     Ok(json!({
+        "stages_seconds": synced.stages,
         "logs": size.logs, "blocks": size.blocks, "events": synced.events,
         "events_per_second": synced.events_per_second, "seconds": synced.seconds,
         "minimal": { "events_per_second": minimal_rate, "seconds": minimal.seconds },

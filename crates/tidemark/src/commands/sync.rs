@@ -1,11 +1,14 @@
 //! `sync`: history until a height is final and projected, then the end. The database is the judge: the loop
 //! below only reads how far ledger and projections are.
 
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use tidemark_pipeline::stage_time::STAGE_TIME;
+use tidemark_store::db::STATEMENT_TIME;
 use tidemark_store::status::{self, AppProgress, RawProgress};
 
 use crate::cli::{SyncArgs, Until};
@@ -40,6 +43,8 @@ pub struct Summary {
     pub peak_rss_bytes: u64,
     /// Processor time of this process, without the database server.
     pub cpu_seconds: f64,
+    /// Seconds per stage and per database statement, summed over all tasks: several run at once.
+    pub stages: BTreeMap<String, f64>,
 }
 
 /// Runs it.
@@ -116,7 +121,7 @@ async fn until_done(host: &Host, started: &Started, until: Until) -> anyhow::Res
             if goals.reached(&app) && deferred_indexes(&host.ctx).await? == 0 {
                 bar.finish_and_clear();
                 let events = app.iter().map(|line| line.events).sum::<i64>() - before;
-                return Ok(summary(events, began.elapsed(), started));
+                return Ok(summary(events, began.elapsed(), started, &host.ctx));
             }
         }
         tokio::time::sleep(LOOK_EVERY).await;
@@ -134,7 +139,7 @@ async fn look(ctx: &Context) -> anyhow::Result<(Vec<RawProgress>, Vec<AppProgres
     Ok((raw, app))
 }
 
-fn summary(events: i64, took: Duration, started: &Started) -> Summary {
+fn summary(events: i64, took: Duration, started: &Started, ctx: &Context) -> Summary {
     let seconds = took.as_secs_f64();
     let events_exact = u32::try_from(events).map_or(f64::from(u32::MAX), f64::from);
     Summary {
@@ -144,7 +149,26 @@ fn summary(events: i64, took: Duration, started: &Started) -> Summary {
         rpc_calls: started.adapters.iter().map(|adapter| adapter.requests()).sum(),
         peak_rss_bytes: peak_rss_bytes(),
         cpu_seconds: cpu_seconds(),
+        stages: stages(&ctx.metrics.render()),
     }
+}
+
+/// The time counters of a metrics page, in seconds.
+fn stages(page: &str) -> BTreeMap<String, f64> {
+    let counters = [(STAGE_TIME, "stage=\""), (STATEMENT_TIME, "statement=\"")];
+    let mut stages = BTreeMap::new();
+    for line in page.lines() {
+        for (counter, label) in counters {
+            let Some(rest) = line.strip_prefix(counter).and_then(|rest| rest.split_once(label)) else {
+                continue;
+            };
+            let Some((name, value)) = rest.1.split_once("\"}") else { continue };
+            let micros: f64 = value.trim().parse().unwrap_or(0.0);
+            let name = if counter == STATEMENT_TIME { format!("sql: {name}") } else { name.to_owned() };
+            stages.insert(name, micros / 1e6);
+        }
+    }
+    stages
 }
 
 /// User and system time so far. `/proc` counts in hundredths of a second; 0 where there is none.
@@ -252,6 +276,15 @@ mod tests {
         assert!(goals(Some(50)).reached(&app(50, 50)));
         assert!(goals(Some(5)).reached(&[]), "nothing below the start block is read");
         assert!(!goals(Some(50)).reached(&[]));
+    }
+
+    #[test]
+    fn stages_are_read_off_the_metrics_page() {
+        let page = "# TYPE x counter\npipeline_stage_microseconds_total{stage=\"parse\"} 1500000\n\
+                    db_statement_microseconds_total{statement=\"append events\"} 250000\nother 1\n";
+        let stages = stages(page);
+        assert_eq!(stages.len(), 2);
+        assert_eq!((stages["parse"], stages["sql: append events"]), (1.5, 0.25));
     }
 
     #[test]

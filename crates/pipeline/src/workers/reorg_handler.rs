@@ -9,6 +9,7 @@ use tidemark_model::chain::{BlockRef, EventKind, Network};
 use tidemark_model::envelope::Draft;
 use tidemark_model::ids::{AssetId, BlockHash, EventId, Height};
 use tidemark_store::catalog::Supply;
+use tidemark_store::checks::Slice;
 use tidemark_store::ledger::{self, Pair};
 use tidemark_store::{Tx, applied, catalog, digest, ownership};
 
@@ -175,7 +176,7 @@ async fn rebuild(
         supply.units = supply.units.saturating_add(*qty);
     }
     catalog::set_supply(tx, &supplies).await?;
-    let found = digest::recompute(tx, network.id).await?;
+    let found = digest::recompute(tx, network.id, Slice::All).await?;
     let total = digest::total(&found);
     let mut buckets = digest::read(tx, network.id).await?;
     buckets.values_mut().for_each(|kept| *kept = tidemark_model::digest::Digest::default());

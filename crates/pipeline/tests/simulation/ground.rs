@@ -56,7 +56,13 @@ impl Ground {
             let pool = || Db::open(&url, &DbOptions::default()).expect("a pool");
             // The server never dies here: nobody needs to wait for its log.
             let hurry = format!("alter database {} set synchronous_commit = off; {script}", test.name);
-            pool().conn().await.expect("connects").batch("prepare a database", &hurry).await.expect("prepares");
+            pool()
+                .conn()
+                .await
+                .expect("connects")
+                .batch("prepare a database", &hurry)
+                .await
+                .expect("prepares");
             pool()
         };
         let (db, replay) = (open(FUSE).await, open("").await);

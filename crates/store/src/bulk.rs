@@ -356,6 +356,21 @@ pub async fn merge_catalog(tx: &Tx<'_>, network: NetworkId, now: OffsetDateTime)
     Ok(())
 }
 
+const MARK_PARTIAL: &str = "
+    update catalog.assets set history = 'partial' where id = any($1) and history <> 'partial'";
+const MARK_CARDS_PARTIAL: &str = "
+    update projection.asset_cards set history = 'partial' where asset_id = any($1) and history <> 'partial'";
+
+/// Says of assets that they are older than our first block, also of those that live had seen before. Call
+/// after [`merge_catalog`].
+pub async fn mark_partial(tx: &Tx<'_>, assets: &[Uuid]) -> Result<(), StoreError> {
+    if !assets.is_empty() {
+        tx.execute("mark assets as partial", MARK_PARTIAL, &[&assets]).await?;
+        tx.execute("mark cards as partial", MARK_CARDS_PARTIAL, &[&assets]).await?;
+    }
+    Ok(())
+}
+
 const JOIN_HOLDERS: &str = "
     insert into seg_holders (collection_id, account_id, assets, qty, old, at)
     select d.collection_id, d.account_id, d.assets, d.qty, h.asset_count, h.ctid

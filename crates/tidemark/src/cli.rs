@@ -265,11 +265,16 @@ pub enum BenchCommand {
     /// History from the first RPC call to finalized owners in the projections
     #[command(after_help = "Example:\n  tidemark bench sync --logs 200000 --blocks 10000")]
     Sync(crate::bench::sync::SyncArgs),
+    /// From raw.* to finalized owners, in bulk and live; what a long history and a wide reorg cost
+    #[command(
+        after_help = "Example:\n  tidemark bench ledger --logs 50000 --blocks 2500 --class-transfers 100000"
+    )]
+    Ledger(crate::bench::ledger::LedgerArgs),
 }
 
 impl BenchCommand {
     /// What `all` runs, in this order.
-    pub const EACH: &'static [&'static str] = &["sync"];
+    pub const EACH: &'static [&'static str] = &["sync", "ledger"];
 }
 
 /// `status`

@@ -16,11 +16,12 @@ use tidemark_bus::redis::RedisBus;
 use tidemark_bus::relay::{Relay, RelayHandle, RelayOptions};
 use tidemark_bus::retention::{self, RetentionOptions};
 use tidemark_bus::tail::Tails;
-use tidemark_model::chain::ChainAdapter;
+use tidemark_model::chain::{ChainAdapter, Network};
 use tidemark_pipeline::handlers::{LedgerHandler, ProjectorHandler};
 use tidemark_pipeline::history::{HistoryOptions, HistoryWorker};
 use tidemark_pipeline::ingest::Ingester;
 use tidemark_pipeline::status::StatusProjector;
+use tidemark_pipeline::workers::keep_verifying;
 use tidemark_store::{Db, Tx, applied};
 
 use crate::config::BusEngine;
@@ -118,11 +119,8 @@ impl Shop {
         }
         self.dispatch(group, "ledger", &self.raw);
         self.dispatch(group, "projector", &self.app);
-        let status = Arc::new(StatusProjector::new(
-            self.parts.adapters.iter().map(|adapter| adapter.network().clone()).collect(),
-            self.ctx.raw.clone(),
-            self.ctx.app.clone(),
-        ));
+        let status =
+            Arc::new(StatusProjector::new(self.networks(), self.ctx.raw.clone(), self.ctx.app.clone()));
         group.start("status", Stage::Worker, move |running| {
             let status = Arc::clone(&status);
             async move {
@@ -138,6 +136,18 @@ impl Shop {
         group.start("maintenance", Stage::Worker, move |running| {
             maintain(app.clone(), sides.clone(), running)
         });
+        let (app, networks) = (self.ctx.app.clone(), self.networks());
+        group.start("verifier", Stage::Worker, move |running| {
+            let (app, networks) = (app.clone(), networks.clone());
+            async move {
+                running.up();
+                Ok(keep_verifying(app, networks, running.stop.clone()).await?)
+            }
+        });
+    }
+
+    fn networks(&self) -> Vec<Network> {
+        self.parts.adapters.iter().map(|adapter| adapter.network().clone()).collect()
     }
 
     /// The bulk worker of one network.

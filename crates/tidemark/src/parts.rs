@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use async_trait::async_trait;
-use tidemark_adapters::evm::{EvmAdapter, EvmConfig, FinalityRule, HeaderPolicy, Mode};
+use tidemark_adapters::evm::{BloomPolicy, EvmAdapter, EvmConfig, FinalityRule, HeaderPolicy, Mode};
 use tidemark_bus::registry::Registry;
 use tidemark_bus::relay::RelayHandle;
 use tidemark_model::chain::{ChainAdapter, Family};
@@ -118,6 +118,10 @@ fn adapter(config: &Config, network: &NetworkConfig) -> anyhow::Result<Arc<dyn C
     evm.headers = match network.headers {
         config::Headers::All => HeaderPolicy::All,
         config::Headers::WithRecords => HeaderPolicy::WithRecords,
+    };
+    evm.bloom = match network.bloom {
+        config::Bloom::Check => BloomPolicy::Check,
+        config::Bloom::Ignore => BloomPolicy::Ignore,
     };
     (evm.step_init, evm.step_min, evm.step_max) =
         (ingest.getlogs_step_init, ingest.getlogs_step_min, ingest.getlogs_step_max);

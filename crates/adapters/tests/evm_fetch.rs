@@ -656,3 +656,24 @@ async fn every_fault_at_once_ends_in_the_truth() {
         assert_eq!(found, truth(1, 100, few), "seed {seed}");
     }
 }
+
+#[tokio::test]
+async fn shards_of_the_contracts_see_together_what_one_adapter_sees() {
+    let node = Node::start(chain(40, few)).await;
+    let mut config = config(&[&node]);
+    config.contracts = (0..20_u8).map(|n| format!("0x{}", ::hex::encode([n; 20]))).collect();
+    config.contracts.push(contract());
+    let whole = EvmAdapter::new(config).expect("good");
+    let shards = whole.shards(3).expect("good");
+    assert_eq!(shards.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [0, 1, 2]);
+    let mut seen = Vec::new();
+    for (_, shard) in &shards {
+        let batches = read_all(shard, range(1, 37), FetchMode::History).await.expect("reads");
+        let of_shard = tokens(&batches);
+        // There is one contract with transfers, and it is in one shard.
+        assert!(of_shard.is_empty() || of_shard == truth(1, 37, few));
+        seen.extend(of_shard);
+    }
+    assert_eq!(seen, truth(1, 37, few));
+    assert_eq!(whole.requests(), shards[0].1.requests(), "they share their endpoints");
+}

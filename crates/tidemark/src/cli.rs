@@ -195,6 +195,9 @@ pub struct SyncArgs {
     /// `finalized` (as the nodes say at the start) or a height
     #[arg(long, value_name = "WHAT", default_value = "finalized")]
     pub until: Until,
+    /// Read into raw.* only: no ledger, no projections, no events carried
+    #[arg(long)]
+    pub raw_only: bool,
     /// End with one JSON line: events, seconds, events_per_second, rpc_calls, peak_rss_bytes
     #[arg(long)]
     pub json: bool,
@@ -265,11 +268,14 @@ pub enum BenchCommand {
     /// History from the first RPC call to finalized owners in the projections
     #[command(after_help = "Example:\n  tidemark bench sync --logs 200000 --blocks 10000")]
     Sync(crate::bench::sync::SyncArgs),
+    /// History into raw.* and nothing else, beside bare COPY of the same rows
+    #[command(after_help = "Example:\n  tidemark bench ingest --logs 200000 --blocks 10000")]
+    Ingest(crate::bench::ingest::IngestArgs),
 }
 
 impl BenchCommand {
     /// What `all` runs, in this order.
-    pub const EACH: &'static [&'static str] = &["sync"];
+    pub const EACH: &'static [&'static str] = &["sync", "ingest"];
 }
 
 /// `status`

@@ -5,7 +5,7 @@ use tidemark_model::chain::Network;
 use tidemark_model::ids::{Height, HeightRange};
 use tidemark_pipeline::ingest::verify::{Report, verify_completeness};
 use tidemark_pipeline::workers::verify_ledger;
-use tidemark_store::{cursor, status};
+use tidemark_store::cursor;
 
 use super::databases;
 use crate::cli::{CompletenessArgs, LedgerArgs, VerifyCommand};

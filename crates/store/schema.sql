@@ -907,6 +907,13 @@ CREATE TABLE raw.range_evidence (
     CONSTRAINT range_evidence_check CHECK ((from_height < to_height))
 );
 
+CREATE TABLE raw.shard_blocks (
+    network_id integer NOT NULL,
+    shard integer NOT NULL,
+    height bigint NOT NULL,
+    event_count integer NOT NULL
+);
+
 CREATE TABLE raw.transactions (
     network_id integer NOT NULL,
     block_height bigint NOT NULL,
@@ -1259,7 +1266,8 @@ CREATE TABLE system.sync_cursors (
     start_height bigint NOT NULL,
     last_processed_block bigint NOT NULL,
     last_processed_hash bytea,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    shard integer DEFAULT 0 NOT NULL
 );
 
 ALTER TABLE ONLY ledger.normalized_events ATTACH PARTITION ledger.normalized_events_0 FOR VALUES WITH (modulus 8, remainder 0);
@@ -1423,6 +1431,9 @@ ALTER TABLE ONLY raw.partitions
 
 ALTER TABLE ONLY raw.range_evidence
     ADD CONSTRAINT range_evidence_pkey PRIMARY KEY (network_id, shard, from_height);
+
+ALTER TABLE ONLY raw.shard_blocks
+    ADD CONSTRAINT shard_blocks_pkey PRIMARY KEY (network_id, shard, height);
 
 ALTER TABLE ONLY raw.transactions
     ADD CONSTRAINT transactions_pkey PRIMARY KEY (network_id, block_height, id);

@@ -6,6 +6,34 @@ use tidemark_model::ids::{BlockHash, Height, NetworkId};
 
 use crate::db::{Conn, StoreError, Tx};
 
+/// A part of a network's contracts (ADDR_SHARDS).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shard {
+    /// Which one, from zero.
+    pub number: i32,
+    /// Of how many.
+    pub of: i32,
+}
+
+impl Shard {
+    /// All of a network.
+    pub const ONLY: Self = Self { number: 0, of: 1 };
+    /// Is there no other?
+    pub fn is_only(self) -> bool {
+        self.of == 1
+    }
+}
+
+impl std::fmt::Display for Shard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.of {
+            1 => write!(f, "shard-{}", self.number),
+            // With their number, so that another division is never taken for this one.
+            of => write!(f, "shard-{}/{of}", self.number),
+        }
+    }
+}
+
 /// Where a shard of a network stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cursor {
@@ -13,6 +41,8 @@ pub struct Cursor {
     pub id: String,
     /// The network.
     pub network: NetworkId,
+    /// The number of the shard.
+    pub shard: i32,
     /// The first height we read.
     pub start: Height,
     /// The first height that is not processed; everything from `start` below it is.
@@ -33,8 +63,8 @@ impl Cursor {
 }
 
 /// The id of a shard's cursor.
-pub fn cursor_id(network: &Network, shard: i32) -> String {
-    format!("{}:{}:shard-{shard}", network.family.as_str(), network.id)
+pub fn cursor_id(network: &Network, shard: Shard) -> String {
+    format!("{}:{}:{shard}", network.family.as_str(), network.id)
 }
 
 const ENSURE_NETWORK: &str = "
@@ -94,20 +124,49 @@ pub async fn networks(conn: &Conn) -> Result<Vec<KnownNetwork>, StoreError> {
 }
 
 const ENSURE_CURSOR: &str = "
-    insert into system.sync_cursors (id, network_id, cursor_type, start_height, last_processed_block)
-    values ($1, $2, 'height', $3, $3::bigint - 1)
+    insert into system.sync_cursors (id, network_id, shard, cursor_type, start_height, last_processed_block)
+    values ($1, $2, $4, 'height', $3, $3::bigint - 1)
     on conflict (id) do nothing";
 
 /// Makes sure that a shard has its cursor and reads it. An existing cursor keeps its start.
-pub async fn ensure(conn: &Conn, network: &Network, shard: i32) -> Result<Cursor, StoreError> {
+pub async fn ensure(conn: &Conn, network: &Network, shard: Shard) -> Result<Cursor, StoreError> {
     let id = cursor_id(network, shard);
-    conn.execute("create a cursor", ENSURE_CURSOR, &[&id, &network.id.0, &network.start_block.as_i64()])
-        .await?;
+    let start = network.start_block.as_i64();
+    conn.execute("create a cursor", ENSURE_CURSOR, &[&id, &network.id.0, &start, &shard.number]).await?;
     read(conn, &id).await
 }
 
+const READ_ALL: &str = "
+    select id, network_id, start_height, last_processed_block, last_processed_hash, shard
+      from system.sync_cursors where network_id = $1 order by shard, id";
+
+/// The cursors of all shards of a network.
+pub async fn of_network(conn: &Conn, network: NetworkId) -> Result<Vec<Cursor>, StoreError> {
+    let rows = conn.query("read cursors", READ_ALL, &[&network.0]).await?;
+    rows.iter().map(cursor_of).collect()
+}
+
+const LOCK_ALL: &str = "
+    select id, network_id, start_height, last_processed_block, last_processed_hash, shard
+      from system.sync_cursors where network_id = $1 order by id for update";
+
+/// The cursors of all shards, kept from moving until the transaction ends.
+pub async fn lock_all(tx: &Tx<'_>, network: NetworkId) -> Result<Vec<Cursor>, StoreError> {
+    let rows = tx.query("lock cursors", LOCK_ALL, &[&network.0]).await?;
+    rows.iter().map(cursor_of).collect()
+}
+
+const SLOWEST: &str = "
+    select min(last_processed_block) + 1 from system.sync_cursors where network_id = $1";
+
+/// The first height that some shard has not processed.
+pub async fn slowest(tx: &Tx<'_>, network: NetworkId) -> Result<Height, StoreError> {
+    let row = tx.query_one("read the slowest cursor", SLOWEST, &[&network.0]).await?;
+    Ok(Height::from_i64(row.get::<_, Option<i64>>(0).unwrap_or(0)))
+}
+
 const READ: &str = "
-    select id, network_id, start_height, last_processed_block, last_processed_hash
+    select id, network_id, start_height, last_processed_block, last_processed_hash, shard
       from system.sync_cursors where id = $1";
 
 /// Reads a cursor that exists.
@@ -116,7 +175,7 @@ pub async fn read(conn: &Conn, id: &str) -> Result<Cursor, StoreError> {
 }
 
 const LOCK: &str = "
-    select id, network_id, start_height, last_processed_block, last_processed_hash
+    select id, network_id, start_height, last_processed_block, last_processed_hash, shard
       from system.sync_cursors where id = $1 for update";
 
 /// Reads a cursor and keeps others from moving it until the transaction ends.
@@ -138,6 +197,7 @@ fn cursor_of(row: &tokio_postgres::Row) -> Result<Cursor, StoreError> {
     };
     Ok(Cursor {
         network: NetworkId(row.get(1)),
+        shard: row.get(5),
         start: Height::from_i64(row.get(2)),
         next: Height::from_i64(last + 1),
         last_hash,

@@ -169,3 +169,10 @@ const MAY_ACT_AS: &str = "
 pub async fn may_act_as(conn: &Conn, role: &str) -> Result<bool, StoreError> {
     Ok(conn.query_one("look for a role", MAY_ACT_AS, &[&role]).await?.get(0))
 }
+
+const RAW_RECORDS: &str = "select coalesce(sum(records), 0)::bigint from raw.range_evidence";
+
+/// Records that were accepted so far, over all networks.
+pub async fn raw_records(conn: &Conn) -> Result<i64, StoreError> {
+    Ok(conn.query_one("count accepted records", RAW_RECORDS, &[]).await?.get(0))
+}

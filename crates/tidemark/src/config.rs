@@ -255,13 +255,23 @@ pub enum Mode {
     Full,
 }
 
+/// Are the blooms of headers checked?
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bloom {
+    /// Yes: what they promise must come.
+    Check,
+    /// No: the chain does not fill them; a second endpoint confirms every range instead.
+    Ignore,
+}
+
 /// Which headers of history are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Headers {
     /// Every block's.
     All,
-    /// Only of blocks that hold records of ours.
+    /// Only of blocks that hold records of ours, where two endpoints agree about a range.
     WithRecords,
 }
 
@@ -290,6 +300,8 @@ pub struct NetworkConfig {
     pub confirmations: u64,
     /// Headers of history.
     pub headers: Headers,
+    /// Blooms of headers.
+    pub bloom: Bloom,
 }
 
 impl NetworkConfig {

@@ -68,9 +68,9 @@ impl Shop {
 
     /// Reads chains.
     pub fn ingest(&self, group: &Supervisor) {
-        for adapter in &self.parts.adapters {
-            let ingester = Ingester::new(
-                Arc::clone(adapter),
+        for (adapter, shards) in self.parts.adapters.iter().zip(&self.parts.shards) {
+            let ingester = Ingester::sharded(
+                shards.clone(),
                 self.ctx.raw.clone(),
                 Arc::clone(&self.parts.blobs),
                 Arc::new(TipOutbox::new(Arc::clone(&self.parts.emitter), Some(self.wake_raw()))),

@@ -101,7 +101,7 @@ impl Desk {
         };
         let conn = db.conn().await.expect("connects");
         cursor::ensure_network(&conn, &network).await.expect("registers");
-        cursor::ensure(&conn, &network, 0).await.expect("a cursor");
+        cursor::ensure(&conn, &network, cursor::Shard::ONLY).await.expect("a cursor");
         // As the binary's own defaults have it.
         let streams = Streams::with_default(default_partitions()).with("projection", 1);
         let options = EmitterOptions { partitions: streams, ..EmitterOptions::default() };

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use tidemark::config::{
-    BusEngine, Config, EXAMPLE, Finality, Origin, Override, Problems, Sources, known_keys,
+    Bloom, BusEngine, Config, EXAMPLE, Finality, Headers, Origin, Override, Problems, Sources, known_keys,
 };
 
 fn sources(file: &str, env: &[(&str, &str)]) -> (tempfile::File, Sources) {
@@ -54,6 +54,19 @@ fn problems(file: &str, env: &[(&str, &str)]) -> Vec<String> {
             other => format!("{other}: {}", problem.key),
         })
         .collect()
+}
+
+#[test]
+fn what_one_endpoint_alone_could_hide_needs_a_second_one() {
+    assert_eq!(load(NETWORK, &[]).expect("loads").networks[0].headers, Headers::All);
+    let doubtful = "headers = \"with_records\"\nbloom = \"ignore\"\n";
+    assert_eq!(
+        problems(&format!("{NETWORK}{doubtful}"), &[]),
+        ["5: network[0].headers", "6: network[0].bloom"]
+    );
+    let two = NETWORK.replace("[\"http", "[\"http://127.0.0.1:8544\", \"http");
+    let config = load(&format!("{two}{doubtful}"), &[]).expect("loads");
+    assert_eq!((config.networks[0].headers, config.networks[0].bloom), (Headers::WithRecords, Bloom::Ignore));
 }
 
 const NETWORK: &str = "[[network]]\nid = 1\nslug = \"ethereum\"\nrpc = [\"http://127.0.0.1:8545\"]\n";

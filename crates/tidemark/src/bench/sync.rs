@@ -30,15 +30,23 @@ const MINIMAL_STEP: u64 = 500;
 /// Stages worth a line in the table; the JSON has all.
 const STAGES_SHOWN: usize = 20;
 
+/// What `sync --json` ends with.
 #[derive(Debug, Deserialize)]
-struct Synced {
-    events: u64,
-    seconds: f64,
-    events_per_second: f64,
-    rpc_calls: u64,
-    peak_rss_bytes: u64,
-    cpu_seconds: f64,
-    stages: BTreeMap<String, f64>,
+pub struct Synced {
+    /// Events that came.
+    pub events: u64,
+    /// From start to end.
+    pub seconds: f64,
+    /// Their quotient.
+    pub events_per_second: f64,
+    /// HTTP requests to the node.
+    pub rpc_calls: u64,
+    /// Most memory of the process.
+    pub peak_rss_bytes: u64,
+    /// Its processor time.
+    pub cpu_seconds: f64,
+    /// Seconds per stage and statement.
+    pub stages: BTreeMap<String, f64>,
 }
 
 /// Runs it and gives the JSON that is also written to `out/sync.json`.
@@ -59,11 +67,11 @@ async fn measure(size: &SyncArgs, bench: &Bench) -> anyhow::Result<serde_json::V
     forget(server.url(), "bench_minimal").await?;
     eprintln!("tidemark sync …");
     let wal_before = wal_bytes(server.url()).await?;
-    let synced = sync(bench, &rpc, last).await?;
+    let synced = sync(bench, &rpc, last, &[]).await?;
     let wal = wal_bytes(server.url()).await? - wal_before;
     node.kill().await?;
     eprintln!("bare COPY …");
-    let copies = bare_copy::run(server.url().expose().as_str()).await?;
+    let copies = bare_copy::run(server.url().expose().as_str(), bare_copy::TABLES).await?;
     let copy_seconds: f64 = copies.iter().map(|copy| copy.seconds).sum();
     let rows: u64 = copies.iter().map(|copy| copy.rows).sum();
     let bytes: i64 = copies.iter().map(|copy| copy.bytes).sum();
@@ -112,7 +120,8 @@ async fn measure(size: &SyncArgs, bench: &Bench) -> anyhow::Result<serde_json::V
     }))
 }
 
-async fn sync(bench: &Bench, rpc: &str, last: u64) -> anyhow::Result<Synced> {
+/// Runs `tidemark sync` as a process of its own up to the block below `last`, which is final.
+pub async fn sync(bench: &Bench, rpc: &str, last: u64, flags: &[&str]) -> anyhow::Result<Synced> {
     let (dir, server) = (&bench.dir, &bench.server);
     let config = dir.join("bench.toml");
     let text = format!(
@@ -122,6 +131,7 @@ async fn sync(bench: &Bench, rpc: &str, last: u64) -> anyhow::Result<Synced> {
     let output = Command::new(std::env::current_exe()?)
         .args(["sync", "--json", "--until", &(last - 1).to_string(), "--config"])
         .arg(&config)
+        .args(flags)
         .env("TIDEMARK__DATABASE__URL", server.url().expose().as_str())
         .env("TIDEMARK__OBJECTS__URL", format!("file:{}", dir.join("objects").display()))
         .stderr(Stdio::inherit())

@@ -27,11 +27,13 @@ pub fn overrides(args: &SyncArgs) -> Vec<Override> {
 
 /// Everything but answering questions.
 const ROLES: &[Role] = &[Role::Ingest, Role::Relay, Role::Workers];
+/// `--raw-only`: ingestion never waits for anything downstream, so it can also be alone.
+const RAW_ROLES: &[Role] = &[Role::Ingest];
 
 /// The last line of `--json`.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// Canonical events that came into the projections.
+    /// Canonical events that came into the projections; records in raw.* with `--raw-only`.
     pub events: i64,
     /// From the first role's start to the end.
     pub seconds: f64,
@@ -60,7 +62,7 @@ pub async fn run(args: SyncArgs, mut config: Config) -> anyhow::Result<u8> {
     let mut stop = std::pin::pin!(host::asked_to_stop());
     let starting = async {
         let host = Host::open(config, Embedded::Allowed).await?;
-        let started = host.start(ROLES).await?;
+        let started = host.start(if args.raw_only { RAW_ROLES } else { ROLES }).await?;
         anyhow::Ok((host, started))
     };
     let (host, started) = tokio::select! {
@@ -68,7 +70,7 @@ pub async fn run(args: SyncArgs, mut config: Config) -> anyhow::Result<u8> {
         stopped = &mut stop => return stopped.map(|()| exit::FAILURE),
     };
     let outcome = tokio::select! {
-        summary = until_done(&host, &started, args.until) => summary.map(Some),
+        summary = until_done(&host, &started, &args) => summary.map(Some),
         stopped = &mut stop => stopped.map(|()| None),
     };
     host.close().await?;
@@ -97,11 +99,11 @@ pub async fn run(args: SyncArgs, mut config: Config) -> anyhow::Result<u8> {
 /// How often the database is asked how far it is.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-async fn until_done(host: &Host, started: &Started, until: Until) -> anyhow::Result<Summary> {
+async fn until_done(host: &Host, started: &Started, args: &SyncArgs) -> anyhow::Result<Summary> {
     anyhow::ensure!(!started.adapters.is_empty(), "this build has no ingester: nothing would ever arrive");
     let began = Instant::now();
-    let before: i64 = look(&host.ctx).await?.1.iter().map(|line| line.events).sum();
-    let mut goals = Goals::new(&host.ctx.config, until);
+    let before = events(&host.ctx, args.raw_only).await?;
+    let mut goals = Goals::new(&host.ctx.config, args.until);
     let bar = progress_bar();
     loop {
         for role in host.group.states() {
@@ -115,17 +117,42 @@ async fn until_done(host: &Host, started: &Started, until: Until) -> anyhow::Res
                 anyhow::bail!("{} halted: {}", halted.0, halted.1);
             }
             goals.learn(&raw);
+            let app = if args.raw_only { as_if_projected(&raw) } else { app };
             let (done, wanted) = goals.blocks(&app);
             bar.set_length(wanted);
             bar.set_position(done);
             if goals.reached(&app) && deferred_indexes(&host.ctx).await? == 0 {
                 bar.finish_and_clear();
-                let events = app.iter().map(|line| line.events).sum::<i64>() - before;
-                return Ok(summary(events, began.elapsed(), started, &host.ctx));
+                let took = began.elapsed();
+                return Ok(summary(
+                    events(&host.ctx, args.raw_only).await? - before,
+                    took,
+                    started,
+                    &host.ctx,
+                ));
             }
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
+}
+
+/// With `--raw-only` the goal is reached by what is ingested.
+fn as_if_projected(raw: &[RawProgress]) -> Vec<AppProgress> {
+    let line = |line: &RawProgress| AppProgress {
+        network_id: line.network_id,
+        normalized: line.ingested,
+        finalized: line.ingested,
+        projected: line.ingested,
+        events: 0,
+    };
+    raw.iter().map(line).collect()
+}
+
+async fn events(ctx: &Context, raw_only: bool) -> anyhow::Result<i64> {
+    if raw_only {
+        return Ok(status::raw_records(&ctx.raw.conn().await?).await?);
+    }
+    Ok(look(ctx).await?.1.iter().map(|line| line.events).sum())
 }
 
 /// Indexes that a large first history still has to build.

@@ -10,7 +10,7 @@ use tidemark_model::ids::NetworkId;
 use super::read::Section;
 use super::tree::{self, Node, Origin, Problem};
 use super::{
-    Api, Bus, BusEngine, Config, Database, Executor, Finality, Headers, Ingest, LogFormat, Mode,
+    Api, Bloom, Bus, BusEngine, Config, Database, Executor, Finality, Headers, Ingest, LogFormat, Mode,
     NetworkConfig, Objects, ObjectsUrl, Telemetry,
 };
 
@@ -350,7 +350,18 @@ fn network(section: &mut Section<'_>) -> Option<NetworkConfig> {
     let contracts = section.texts("contracts").into_iter().map(|(text, _)| text).collect();
     let confirmations = section.number("confirmations", 12, 1..=100_000);
     let words = [("all", Headers::All), ("with_records", Headers::WithRecords)];
-    let headers = section.word("headers", Headers::WithRecords, &words);
+    let at_headers = section.origin_of("headers");
+    let headers = section.word("headers", Headers::All, &words);
+    if headers == Headers::WithRecords && rpc.len() == 1 {
+        let fix = "add a second endpoint to rpc, or use \"all\"";
+        section.problem(at_headers, "headers", "one endpoint alone could hide whole blocks", fix);
+    }
+    let at_bloom = section.origin_of("bloom");
+    let bloom = section.word("bloom", Bloom::Check, &[("check", Bloom::Check), ("ignore", Bloom::Ignore)]);
+    if bloom == Bloom::Ignore && rpc.len() == 1 {
+        let fix = "add a second endpoint to rpc, or use \"check\"";
+        section.problem(at_bloom, "bloom", "without blooms one endpoint alone could hide logs", fix);
+    }
     let id = NetworkId(i32::try_from(id?).ok()?);
     let (slug, _) = slug?;
     Some(NetworkConfig {
@@ -365,6 +376,7 @@ fn network(section: &mut Section<'_>) -> Option<NetworkConfig> {
         contracts,
         confirmations,
         headers,
+        bloom,
     })
 }
 

@@ -31,6 +31,8 @@ pub(crate) struct Setup {
     pub(crate) lease_range: u64,
     /// Most log records the provider is asked for at once; 0: the default.
     pub(crate) getlogs_step: u64,
+    /// Further lines of `[ingest]`.
+    pub(crate) ingest: String,
     /// Lines of `[bus]`.
     pub(crate) bus: String,
     /// Further lines of `[[network]]`.
@@ -131,9 +133,10 @@ impl World {
         let config = format!(
             "[database]\ndata_dir = \"{}\"\n[telemetry]\nlisten = \"off\"\n[api]\nlisten = \"127.0.0.1:0\"\n\
              [bus]\npartitions = 3\n{}\n[ingest]\npoll_interval_ms = 50\nrpc_timeouts_ms = {{ default = 1000, eth_getLogs = 2000 }}\n\
-             {lease}{step}\n[[network]]\nid = {}\nslug = \"simnet\"\nstart_block = {}\nrpc = [{}]\nconfirmations = 3\n{}\n",
+             {lease}{step}{}\n[[network]]\nid = {}\nslug = \"simnet\"\nstart_block = {}\nrpc = [{}]\nconfirmations = 3\n{}\n",
             dir.join("data").display(),
             setup.bus,
+            setup.ingest,
             sim.config().chain_id,
             setup.start_block,
             rpc.join(", "),

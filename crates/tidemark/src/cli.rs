@@ -265,11 +265,14 @@ pub enum BenchCommand {
     /// History from the first RPC call to finalized owners in the projections
     #[command(after_help = "Example:\n  tidemark bench sync --logs 200000 --blocks 10000")]
     Sync(crate::bench::sync::SyncArgs),
+    /// Events from append to effect, per engine of the backbone, beside the engine alone
+    #[command(after_help = "Example:\n  tidemark bench bus --events 200000 --engine nats")]
+    Bus(crate::bench::bus::BusArgs),
 }
 
 impl BenchCommand {
     /// What `all` runs, in this order.
-    pub const EACH: &'static [&'static str] = &["sync"];
+    pub const EACH: &'static [&'static str] = &["sync", "bus"];
 }
 
 /// `status`

@@ -697,7 +697,7 @@ impl Lane {
     async fn apply(&self, epoch: i64, expected: i64, batch: &[Delivered]) -> Result<(), Failure> {
         let (kind, stream, part) = (self.handler.kind(), self.stream, self.part);
         crash::point("dispatch.received");
-        caught(self.handler.prepare(batch)).await?;
+        prepare_handler(self.handler.as_ref(), batch).await?;
         let mut conn = self.shared.db.conn().await?;
         let tx = conn.tx().await?;
         let position = buslog::lock_position(&tx, kind, stream, part, epoch).await?;
@@ -825,6 +825,11 @@ async fn bury(
     };
     dlq::insert(tx, handler, stream, part, &[letter]).await?;
     dlq::park(tx, handler, stream, part, &row.partition_key, event.pseq).await
+}
+
+/// What the handler does before the transaction.
+pub(crate) async fn prepare_handler(handler: &dyn Handler, batch: &[Delivered]) -> Result<(), HandleError> {
+    caught(handler.prepare(batch)).await
 }
 
 /// Runs the handler; a panic is a failed delivery and not the end of the process.

@@ -721,6 +721,20 @@ pub async fn lock_position(
     row.map(|row| row.get(0)).ok_or_else(|| position_fenced(handler, stream, part))
 }
 
+const POSITION: &str = "
+    select pseq from system.consumer_positions where handler_kind = $1 and stream = $2 and part = $3";
+
+/// Where a handler is in one partition; none if it never declared itself.
+pub async fn position(
+    conn: &Conn,
+    handler: &str,
+    stream: &str,
+    part: u16,
+) -> Result<Option<i64>, StoreError> {
+    let row = conn.query_opt("read a position", POSITION, &[&handler, &stream, &small(part)]).await?;
+    Ok(row.map(|row| row.get(0)))
+}
+
 /// Locks a position whoever holds its lease, so that an operator's work and live batches exclude each other.
 pub async fn lock_position_any(
     tx: &Tx<'_>,

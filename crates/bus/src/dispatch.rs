@@ -403,10 +403,12 @@ impl Shared {
 }
 
 fn report_lags(lags: &[ConsumerLag], crossed: &mut BTreeMap<(String, String, u16), usize>) {
-    let mut behind: BTreeMap<(&str, &str), i64> = BTreeMap::new();
+    let mut behind: BTreeMap<(&str, &str), (i64, f64)> = BTreeMap::new();
     for lag in lags {
-        *behind.entry((&lag.handler, &lag.stream)).or_default() += (lag.head - lag.pseq).max(0);
-        let now = LAG_THRESHOLDS_SECONDS.iter().filter(|seconds| lag.lag_seconds >= **seconds).count();
+        let (messages, seconds) = behind.entry((&lag.handler, &lag.stream)).or_default();
+        *messages += (lag.head - lag.pseq).max(0);
+        *seconds = seconds.max(lag.lag_seconds);
+        let now = thresholds_crossed(lag.lag_seconds);
         let before = crossed.insert((lag.handler.clone(), lag.stream.clone(), lag.part), now).unwrap_or(0);
         if now > before {
             tracing::warn!(
@@ -421,10 +423,17 @@ fn report_lags(lags: &[ConsumerLag], crossed: &mut BTreeMap<(String, String, u16
             );
         }
     }
-    for ((handler, stream), messages) in behind {
+    for ((handler, stream), (messages, seconds)) in behind {
         metrics::gauge!(metric::CONSUMER_LAG_MESSAGES, "handler" => handler.to_owned(), "stream" => stream.to_owned())
             .set(f64::from(i32::try_from(messages).unwrap_or(i32::MAX)));
+        metrics::gauge!(metric::CONSUMER_LAG_SECONDS, "handler" => handler.to_owned(), "stream" => stream.to_owned())
+            .set(seconds);
     }
+}
+
+/// How many of the thresholds a lag has crossed.
+fn thresholds_crossed(lag_seconds: f64) -> usize {
+    LAG_THRESHOLDS_SECONDS.iter().filter(|seconds| lag_seconds >= **seconds).count()
 }
 
 /// One handler's lanes in this process.
@@ -899,4 +908,16 @@ fn plan<'a>(accepts: &[Accepts], registry: &Registry, parked: &[String], batch: 
         }
     }
     plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lag_is_told_at_one_five_and_thirty_minutes() {
+        for (seconds, crossed) in [(59.9, 0), (60.0, 1), (299.9, 1), (300.0, 2), (1_799.9, 2), (1_800.0, 3)] {
+            assert_eq!(thresholds_crossed(seconds), crossed, "{seconds} s");
+        }
+    }
 }

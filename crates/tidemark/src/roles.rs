@@ -138,8 +138,15 @@ impl Shop {
             sides.push(self.raw.clone());
         }
         let app = self.ctx.app.clone();
+        let days = self.ctx.config.bus.hot_days;
+        let of = |days: u64| Duration::from_secs(days.saturating_mul(86_400));
+        let hot = RetentionOptions {
+            operational: of(days.operational),
+            regulated: of(days.regulated),
+            audit: of(days.audit),
+        };
         group.start("maintenance", Stage::Worker, move |running| {
-            maintain(app.clone(), sides.clone(), running)
+            maintain(app.clone(), sides.clone(), hot.clone(), running)
         });
     }
 
@@ -307,7 +314,12 @@ const ACTIVITY_KEPT: Duration = Duration::from_secs(24 * 3600);
 const MAINTENANCE_EVERY: Duration = Duration::from_secs(600);
 
 /// Housekeeping that nobody waits for.
-async fn maintain(app: Db, sides: Vec<Side>, running: Running) -> anyhow::Result<()> {
+async fn maintain(
+    app: Db,
+    sides: Vec<Side>,
+    hot: RetentionOptions,
+    running: Running,
+) -> anyhow::Result<()> {
     running.up();
     loop {
         let mut conn = app.conn().await?;
@@ -320,7 +332,7 @@ async fn maintain(app: Db, sides: Vec<Side>, running: Running) -> anyhow::Result
             tracing::info!(rows = moved, action = "archive_claims", "Moved old claims to the cold table.");
         }
         for side in &sides {
-            let report = retention::run(&side.db, side.bus.as_ref(), &RetentionOptions::default()).await?;
+            let report = retention::run(&side.db, side.bus.as_ref(), &hot).await?;
             for (day, reason) in &report.kept {
                 tracing::info!(%day, reason, action = "retention_kept", "A day of events is still needed.");
             }

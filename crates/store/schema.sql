@@ -267,6 +267,16 @@ CREATE FUNCTION projection.stream_read(after bigint, rows_max integer) RETURNS T
      order by l.pseq
 $$;
 
+CREATE FUNCTION system.is_present(key bigint) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select exists (
+        select from pg_locks l
+        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+          and l.database = (select d.oid from pg_database d where d.datname = current_database())
+          and l.classid = ((key >> 32) & 4294967295)::oid and l.objid = (key & 4294967295)::oid)
+$$;
+
 CREATE TABLE app.indexing_checkpoints (
     worker_name text NOT NULL,
     network_id integer NOT NULL,
@@ -1007,6 +1017,14 @@ CREATE TABLE system.bus_streams (
     created_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
+CREATE TABLE system.consumer_members (
+    handler_kind text NOT NULL,
+    owner text NOT NULL,
+    session_key bigint,
+    expires_at timestamp with time zone NOT NULL
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
+
 CREATE TABLE system.consumer_positions (
     handler_kind text NOT NULL,
     stream text NOT NULL,
@@ -1015,7 +1033,8 @@ CREATE TABLE system.consumer_positions (
     epoch bigint DEFAULT 0 NOT NULL,
     owner text,
     lease_expires_at timestamp with time zone,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    session_key bigint
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
 
@@ -1234,6 +1253,7 @@ CREATE TABLE system.relay_cursor (
     window_end text,
     window_seq bigint,
     floor_seq bigint DEFAULT 0 NOT NULL,
+    session_key bigint,
     CONSTRAINT relay_cursor_id_check CHECK ((id = 1))
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
@@ -1461,6 +1481,9 @@ ALTER TABLE ONLY system.bus_partitions
 
 ALTER TABLE ONLY system.bus_streams
     ADD CONSTRAINT bus_streams_pkey PRIMARY KEY (stream);
+
+ALTER TABLE ONLY system.consumer_members
+    ADD CONSTRAINT consumer_members_pkey PRIMARY KEY (handler_kind, owner);
 
 ALTER TABLE ONLY system.consumer_positions
     ADD CONSTRAINT consumer_positions_pkey PRIMARY KEY (handler_kind, stream, part);

@@ -261,6 +261,10 @@ pub struct Conn {
 }
 
 impl Conn {
+    /// Takes the connection out of its pool for good.
+    pub fn detach(self) -> Session {
+        Session { client: Object::take(self.object) }
+    }
     /// Begins a transaction (read committed). Dropping it without commit rolls back.
     pub async fn tx(&mut self) -> Result<Tx<'_>, StoreError> {
         let inner = self
@@ -336,6 +340,23 @@ impl Conn {
     /// Several statements without parameters, as one script. Outside a transaction unless it begins one.
     pub async fn batch(&self, label: &'static str, sql: &str) -> Result<(), StoreError> {
         timed(label, self.object.batch_execute(sql)).await
+    }
+}
+
+/// A connection of its own. It closes when dropped, and what belongs to its session goes with it.
+pub struct Session {
+    client: deadpool_postgres::ClientWrapper,
+}
+
+impl Session {
+    /// Exactly one row.
+    pub async fn query_one(
+        &self,
+        label: &'static str,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> Result<Row, StoreError> {
+        self.client.query_one(sql, params).await.map_err(|source| StoreError::Statement { label, source })
     }
 }
 

@@ -276,11 +276,14 @@ pub enum BenchCommand {
     /// History into raw.* and nothing else, beside bare COPY of the same rows
     #[command(after_help = "Example:\n  tidemark bench ingest --logs 200000 --blocks 10000")]
     Ingest(crate::bench::ingest::IngestArgs),
+    /// Events from append to effect, per engine of the backbone, beside the engine alone
+    #[command(after_help = "Example:\n  tidemark bench bus --events 200000 --engine nats")]
+    Bus(crate::bench::bus::BusArgs),
 }
 
 impl BenchCommand {
     /// What `all` runs, in this order.
-    pub const EACH: &'static [&'static str] = &["sync", "ledger", "ingest"];
+    pub const EACH: &'static [&'static str] = &["sync", "ledger", "ingest", "bus"];
 }
 
 /// `status`

@@ -113,6 +113,23 @@ pub struct Bus {
     pub replicas: u16,
     /// How long engines keep events; the outbox keeps what a declared consumer still needs.
     pub retention_hours: u64,
+    /// Whose events this installation emits.
+    pub tenant: String,
+    /// Tenants with a partition of their own in every stream.
+    pub large_tenants: Vec<String>,
+    /// Days the outbox keeps events of each class.
+    pub hot_days: HotDays,
+}
+
+/// How long the outbox keeps events, by class (S2 §2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct HotDays {
+    /// Operational events.
+    pub operational: u64,
+    /// Regulated events.
+    pub regulated: u64,
+    /// Audit events.
+    pub audit: u64,
 }
 
 /// Where payloads go: `file:DIR`, `s3://bucket/prefix` or `memory:`.

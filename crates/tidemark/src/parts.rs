@@ -56,7 +56,13 @@ impl Parts {
         let registry = Arc::new(Registry::builtin());
         // The live stream's number is its Last-Event-ID: one partition, one order.
         let streams = StreamPartitions::with_default(config.bus.partitions).with("projection", 1);
-        let mut options = EmitterOptions { partitions: streams.clone(), ..EmitterOptions::default() };
+        let streams =
+            config.bus.large_tenants.iter().fold(streams, |streams, tenant| streams.with_tenant(tenant));
+        let mut options = EmitterOptions {
+            partitions: streams.clone(),
+            tenant_id: config.bus.tenant.clone(),
+            ..EmitterOptions::default()
+        };
         instance.clone_into(&mut options.source.instance);
         let emitter = Arc::new(Emitter::new(options, Arc::<Registry>::clone(&registry)));
         let blobs: Arc<dyn BlobStore> = Arc::new(open_objects(config)?);

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use async_trait::async_trait;
 use tidemark_api::{ApiConfig, ApiState};
 use tidemark_bus::Bus;
-use tidemark_bus::dispatch::{Accepts, Delivered, Dispatcher, DispatcherOptions, HandleError, Handler};
+use tidemark_bus::dispatch::{Dispatcher, DispatcherOptions, Handler};
 use tidemark_bus::dlq::Desk;
 use tidemark_bus::nats::{NatsBus, NatsOptions};
 use tidemark_bus::postgres::PostgresBus;
@@ -22,10 +21,13 @@ use tidemark_pipeline::history::{HistoryOptions, HistoryWorker};
 use tidemark_pipeline::ingest::Ingester;
 use tidemark_pipeline::status::StatusProjector;
 use tidemark_pipeline::workers::keep_verifying;
-use tidemark_store::{Db, Tx, applied};
+use tidemark_store::presence::Presence;
+use tidemark_store::{Db, applied};
 
-use crate::config::BusEngine;
+use crate::admin::Admin;
+use crate::config::{BusEngine, Secret};
 use crate::parts::{Parts, TipOutbox};
+use crate::replays::Replays;
 use crate::supervise::{Running, Stage, Supervisor};
 use crate::wire::{Context, DbRole};
 
@@ -33,6 +35,7 @@ use crate::wire::{Context, DbRole};
 #[derive(Clone)]
 struct Side {
     db: Db,
+    presence: Arc<Presence>,
     relay: Arc<Relay>,
     bus: Arc<dyn Bus>,
 }
@@ -133,8 +136,15 @@ impl Shop {
             sides.push(self.raw.clone());
         }
         let app = self.ctx.app.clone();
+        let days = self.ctx.config.bus.hot_days;
+        let of = |days: u64| Duration::from_secs(days.saturating_mul(86_400));
+        let hot = RetentionOptions {
+            operational: of(days.operational),
+            regulated: of(days.regulated),
+            audit: of(days.audit),
+        };
         group.start("maintenance", Stage::Worker, move |running| {
-            maintain(app.clone(), sides.clone(), running)
+            maintain(app.clone(), sides.clone(), hot.clone(), running)
         });
         let (app, networks) = (self.ctx.app.clone(), self.networks());
         group.start("verifier", Stage::Worker, move |running| {
@@ -165,12 +175,13 @@ impl Shop {
 
     fn dispatch(&self, group: &Supervisor, kind: &'static str, from: &Side) {
         let (ctx, parts, bus) = (self.ctx.clone(), self.parts.clone(), Arc::clone(&from.bus));
-        let wake = self.app.relay.handle();
+        let (wake, presence) = (self.app.relay.handle(), Arc::clone(&self.app.presence));
         group.start(kind, Stage::Worker, move |running| {
             let options = DispatcherOptions {
                 owner: format!("{}:{kind}", ctx.instance),
                 partitions: parts.streams.clone(),
                 relay: Some(wake.clone()),
+                presence: Some(Arc::clone(&presence)),
                 ..DispatcherOptions::default()
             };
             let dispatcher =
@@ -185,10 +196,7 @@ impl Shop {
 
     /// The handlers of this build, as operators use them: one by one, beside the dispatchers.
     pub fn desk(&self) -> Desk {
-        let handlers = HANDLERS.iter().map(|kind| {
-            let handler: Arc<dyn Handler> = Arc::new(SelfPrepared(handler(kind, &self.ctx, &self.parts)));
-            handler
-        });
+        let handlers = HANDLERS.iter().map(|kind| handler(kind, &self.ctx, &self.parts));
         Desk {
             db: self.ctx.app.clone(),
             registry: Arc::clone(&self.parts.registry),
@@ -218,6 +226,19 @@ impl Shop {
         let state = ApiState::new(app, raw, api);
         let listen = config.listen;
         group.start("api", Stage::Serve, move |running| serve(listen, state.clone(), running));
+        if let Some(listen) = config.admin_listen {
+            let token = config.admin_token.as_ref().map(Secret::expose).unwrap_or_default().to_owned();
+            if token.is_empty() {
+                tracing::warn!(
+                    action = "admin_token_missing",
+                    "api.admin_listen has no api.admin_token: it lets nobody in."
+                );
+            }
+            let admin = Admin::new(Replays::new(self, self.ctx.app.clone()));
+            group.start("admin", Stage::Serve, move |running| {
+                serve_admin(listen, token.clone(), admin.clone(), running)
+            });
+        }
         Ok(())
     }
 }
@@ -242,26 +263,6 @@ fn handler(kind: &str, ctx: &Context, parts: &Parts) -> Arc<dyn Handler> {
     }
 }
 
-/// A handler whose preparation is part of its work: the desk calls `apply` alone.
-struct SelfPrepared(Arc<dyn Handler>);
-
-#[async_trait]
-impl Handler for SelfPrepared {
-    fn kind(&self) -> &'static str {
-        self.0.kind()
-    }
-    fn accepts(&self) -> &'static [Accepts] {
-        self.0.accepts()
-    }
-    fn side_effects(&self) -> bool {
-        self.0.side_effects()
-    }
-    async fn apply(&self, tx: &Tx<'_>, batch: &[Delivered]) -> Result<(), HandleError> {
-        self.0.prepare(batch).await?;
-        self.0.apply(tx, batch).await
-    }
-}
-
 async fn side(ctx: &Context, db: &Db) -> anyhow::Result<Side> {
     let tails = Arc::new(Tails::new(db.clone()));
     let config = &ctx.config.bus;
@@ -281,9 +282,14 @@ async fn side(ctx: &Context, db: &Db) -> anyhow::Result<Side> {
             Arc::new(RedisBus::connect(url, "tidemark", db.clone(), Arc::clone(&tails)).await?)
         }
     };
-    let options = RelayOptions { owner: format!("{}:relay", ctx.instance), ..RelayOptions::default() };
+    let presence = Arc::new(Presence::new(db.clone(), &ctx.instance));
+    let options = RelayOptions {
+        owner: format!("{}:relay", ctx.instance),
+        presence: Some(Arc::clone(&presence)),
+        ..RelayOptions::default()
+    };
     let relay = Arc::new(Relay::new(db.clone(), Arc::clone(&bus), tails, options));
-    Ok(Side { db: db.clone(), relay, bus })
+    Ok(Side { db: db.clone(), presence, relay, bus })
 }
 
 async fn serve(listen: SocketAddr, state: ApiState, running: Running) -> anyhow::Result<()> {
@@ -296,6 +302,19 @@ async fn serve(listen: SocketAddr, state: ApiState, running: Running) -> anyhow:
     Ok(served?)
 }
 
+async fn serve_admin(
+    listen: SocketAddr,
+    token: String,
+    admin: Admin,
+    running: Running,
+) -> anyhow::Result<()> {
+    let listener = crate::telemetry::bind(listen, "api.admin_listen").await?;
+    let router = tidemark_api::admin_router(&token, admin.routes());
+    running.up();
+    let stop = running.stop.clone();
+    Ok(axum::serve(listener, router).with_graceful_shutdown(async move { stop.cancelled().await }).await?)
+}
+
 /// Claims older than this move to the cold table (S0 §14).
 const CLAIMS_HOT_DAYS: i32 = 90;
 /// Claims moved in one transaction.
@@ -305,7 +324,7 @@ const ACTIVITY_KEPT: Duration = Duration::from_secs(24 * 3600);
 const MAINTENANCE_EVERY: Duration = Duration::from_secs(600);
 
 /// Housekeeping that nobody waits for.
-async fn maintain(app: Db, sides: Vec<Side>, running: Running) -> anyhow::Result<()> {
+async fn maintain(app: Db, sides: Vec<Side>, hot: RetentionOptions, running: Running) -> anyhow::Result<()> {
     running.up();
     loop {
         let mut conn = app.conn().await?;
@@ -318,7 +337,7 @@ async fn maintain(app: Db, sides: Vec<Side>, running: Running) -> anyhow::Result
             tracing::info!(rows = moved, action = "archive_claims", "Moved old claims to the cold table.");
         }
         for side in &sides {
-            let report = retention::run(&side.db, side.bus.as_ref(), &RetentionOptions::default()).await?;
+            let report = retention::run(&side.db, side.bus.as_ref(), &hot).await?;
             for (day, reason) in &report.kept {
                 tracing::info!(%day, reason, action = "retention_kept", "A day of events is still needed.");
             }

@@ -8,10 +8,9 @@ use std::process::Stdio;
 use anyhow::{Context, ensure};
 use serde::Deserialize;
 use serde_json::json;
-use tidemark_model::redact::RedactedUrl;
 use tokio::process::Command;
 
-use super::{Bench, bare_copy, float, minimal, print, start_node, wal_bytes, write};
+use super::{Bench, bare_copy, execute, float, minimal, print, start_node, wal_bytes, write};
 
 /// `bench sync`
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -64,7 +63,7 @@ async fn measure(size: &SyncArgs, bench: &Bench) -> anyhow::Result<serde_json::V
     let last = size.blocks - 1;
     eprintln!("minimal program …");
     let minimal = minimal::run(&rpc, server.url(), last, MINIMAL_STEP).await?;
-    forget(server.url(), "bench_minimal").await?;
+    execute(server.url(), "drop schema bench_minimal cascade; checkpoint").await?;
     eprintln!("tidemark sync …");
     let wal_before = wal_bytes(server.url()).await?;
     let synced = sync(bench, &rpc, last, &[]).await?;
@@ -141,12 +140,4 @@ pub async fn sync(bench: &Bench, rpc: &str, last: u64, flags: &[&str]) -> anyhow
     let text = String::from_utf8(output.stdout)?;
     serde_json::from_str(text.lines().last().unwrap_or(""))
         .context("tidemark sync --json ends with one JSON line")
-}
-
-async fn forget(url: &RedactedUrl, schema: &str) -> anyhow::Result<()> {
-    let (client, connection) = tokio_postgres::connect(url.expose().as_str(), tokio_postgres::NoTls).await?;
-    let mut tasks = tokio::task::JoinSet::new();
-    tasks.spawn(connection);
-    client.batch_execute(&format!("drop schema {schema} cascade; checkpoint")).await?;
-    Ok(())
 }

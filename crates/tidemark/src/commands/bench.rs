@@ -2,7 +2,7 @@
 
 use clap::Parser;
 
-use crate::bench::{ingest, ledger, sync};
+use crate::bench::{bus, ingest, ledger, sync};
 use crate::cli::{BenchArgs, BenchCommand, Cli, Command};
 use crate::exit;
 
@@ -13,6 +13,7 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<u8> {
         BenchCommand::Sync(sync) => sync::run(sync, out).await?,
         BenchCommand::Ledger(ledger) => ledger::run(ledger, out).await?,
         BenchCommand::Ingest(ingest) => ingest::run(ingest, out).await?,
+        BenchCommand::Bus(bus) => bus::run(bus, out).await?,
         BenchCommand::All => {
             for name in BenchCommand::EACH {
                 all(name, out).await?;

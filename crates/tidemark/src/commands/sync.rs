@@ -174,7 +174,7 @@ fn summary(events: i64, took: Duration, started: &Started, ctx: &Context) -> Sum
         seconds,
         events_per_second: if seconds > 0.0 { events_exact / seconds } else { 0.0 },
         rpc_calls: started.adapters.iter().map(|adapter| adapter.requests()).sum(),
-        peak_rss_bytes: peak_rss_bytes(),
+        peak_rss_bytes: crate::bench::peak_rss_bytes(),
         cpu_seconds: cpu_seconds(),
         stages: stages(&ctx.metrics.render()),
     }
@@ -204,13 +204,6 @@ fn cpu_seconds() -> f64 {
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<u32>().ok()).unwrap_or(0);
     f64::from(ticks(11) + ticks(12)) / 100.0
-}
-
-/// The kernel's own high-water mark; 0 where there is none.
-fn peak_rss_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
 /// Blocks, rate and time left; nothing where nobody looks.

@@ -10,8 +10,8 @@ use tidemark_model::ids::NetworkId;
 use super::read::Section;
 use super::tree::{self, Node, Origin, Problem};
 use super::{
-    Api, Bloom, Bus, BusEngine, Config, Database, Executor, Finality, Headers, Ingest, LogFormat, Mode,
-    NetworkConfig, Objects, ObjectsUrl, Telemetry,
+    Api, Bloom, Bus, BusEngine, Config, Database, Executor, Finality, Headers, HotDays, Ingest, LogFormat,
+    Mode, NetworkConfig, Objects, ObjectsUrl, Telemetry,
 };
 
 /// Families this build can read. An adapter that lands adds its family here.
@@ -153,8 +153,26 @@ fn bus(mut section: Section<'_>, keys: &mut Vec<String>) -> Bus {
     }
     let partitions = small(section.number("partitions", 12, 1..=1024));
     let retention_hours = section.number("retention_hours", 168, 1..=87_600);
+    let tenant = section.text("tenant").map_or_else(|| "default".to_owned(), |(text, _)| text);
+    let large_tenants: Vec<String> =
+        section.texts("large_tenants").into_iter().map(|(tenant, _)| tenant).collect();
+    let hot_days = HotDays {
+        operational: section.number("hot_days_operational", 30, 1..=3_650),
+        regulated: section.number("hot_days_regulated", 180, 1..=3_650),
+        audit: section.number("hot_days_audit", 180, 1..=3_650),
+    };
     keys.extend(section.finish());
-    Bus { engine, nats_url, redis_url, partitions, replicas, retention_hours }
+    Bus {
+        engine,
+        nats_url,
+        redis_url,
+        partitions,
+        replicas,
+        retention_hours,
+        tenant,
+        large_tenants,
+        hot_days,
+    }
 }
 
 fn api(mut section: Section<'_>, keys: &mut Vec<String>) -> Api {

@@ -265,11 +265,17 @@ pub enum BenchCommand {
     /// History from the first RPC call to finalized owners in the projections
     #[command(after_help = "Example:\n  tidemark bench sync --logs 200000 --blocks 10000")]
     Sync(crate::bench::sync::SyncArgs),
+    /// New blocks from the node to their owners in the API, and the repair of reorgs
+    #[command(after_help = "Example:\n  tidemark bench live --load 4x500 --seconds 30")]
+    Live(crate::bench::live::LiveArgs),
+    /// What a thousand quiet networks cost, and how fast an outage of the node is made up for
+    #[command(after_help = "Example:\n  tidemark bench growth --networks 100 --outage-seconds 60")]
+    Growth(crate::bench::growth::GrowthArgs),
 }
 
 impl BenchCommand {
     /// What `all` runs, in this order.
-    pub const EACH: &'static [&'static str] = &["sync"];
+    pub const EACH: &'static [&'static str] = &["sync", "live", "growth"];
 }
 
 /// `status`

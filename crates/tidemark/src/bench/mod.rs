@@ -1,7 +1,10 @@
 //! Benchmarks: ratios measured in one run on one machine. Each prints a table for people and writes JSON.
 
 pub mod bare_copy;
+pub mod growth;
+pub mod live;
 pub mod minimal;
+pub mod process;
 pub mod sync;
 
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 
 use clap::Parser;
 
-use crate::bench::sync;
+use crate::bench::{growth, live, sync};
 use crate::cli::{BenchArgs, BenchCommand, Cli, Command};
 use crate::exit;
 
@@ -11,6 +11,8 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<u8> {
     let out = &args.out;
     match &args.name {
         BenchCommand::Sync(sync) => sync::run(sync, out).await?,
+        BenchCommand::Live(live) => live::run(live, out).await?,
+        BenchCommand::Growth(growth) => growth::run(growth, out).await?,
         BenchCommand::All => {
             for name in BenchCommand::EACH {
                 all(name, out).await?;

@@ -66,7 +66,7 @@ soak: build ## Run `dev` with random kills for an hour; nothing lost, tables fla
 	@scripts/soak.sh $(BIN) $(or $(MINUTES),60)
 
 .PHONY: profile
-profile: ## A CPU profile of a history sync, as a flame graph (needs perf)
+profile: ## A flame graph of a history sync, or of ARGS="any command"
 	@scripts/profile.sh $(ARGS)
 
 .PHONY: db

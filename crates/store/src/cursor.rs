@@ -1,8 +1,12 @@
 //! system.sync_cursors and system.network_heads: positions and what the chain reports. A position moves only
 //! from where its mover believes it to be; zero rows mean that somebody else moved it.
 
+use std::collections::BTreeMap;
+
 use tidemark_model::chain::{BlockRef, Head, Network};
 use tidemark_model::ids::{BlockHash, Height, NetworkId};
+use time::OffsetDateTime;
+use tokio_postgres::Row;
 
 use crate::db::{Conn, StoreError, Tx};
 
@@ -252,17 +256,52 @@ const READ_HEAD: &str = "
 /// What is stored of a network's head.
 pub async fn head(conn: &Conn, network: NetworkId) -> Result<Option<NetworkHead>, StoreError> {
     let row = conn.query_opt("read a network's head", READ_HEAD, &[&network.0]).await?;
-    Ok(row.map(|row| {
-        let finalized = row.get::<_, Option<i64>>(2).zip(row.get::<_, Option<&[u8]>>(3));
-        NetworkHead {
-            latest: (!row.get::<_, &[u8]>(5).is_empty()).then(|| Height::from_i64(row.get(0))),
-            safe: row.get::<_, Option<i64>>(1).map(Height::from_i64),
-            finalized: finalized.and_then(|(height, hash)| {
-                Some(BlockRef { height: Height::from_i64(height), hash: BlockHash::from_slice(hash)? })
-            }),
-            halted: row.get(4),
-        }
-    }))
+    Ok(row.as_ref().map(network_head))
+}
+
+fn network_head(row: &Row) -> NetworkHead {
+    let finalized = row.get::<_, Option<i64>>(2).zip(row.get::<_, Option<&[u8]>>(3));
+    NetworkHead {
+        latest: (!row.get::<_, &[u8]>(5).is_empty()).then(|| Height::from_i64(row.get(0))),
+        safe: row.get::<_, Option<i64>>(1).map(Height::from_i64),
+        finalized: finalized.and_then(|(height, hash)| {
+            Some(BlockRef { height: Height::from_i64(height), hash: BlockHash::from_slice(hash)? })
+        }),
+        halted: row.get(4),
+    }
+}
+
+const READ_HEADS: &str = "
+    select latest_height, safe_height, finalized_height, finalized_hash, halted_reason, latest_hash, network_id
+      from system.network_heads where network_id = any($1)";
+
+/// What is stored of many networks' heads, in one question.
+pub async fn heads(
+    conn: &Conn,
+    networks: &[NetworkId],
+) -> Result<BTreeMap<NetworkId, NetworkHead>, StoreError> {
+    let ids: Vec<i32> = networks.iter().map(|network| network.0).collect();
+    let rows = conn.query("read heads", READ_HEADS, &[&ids]).await?;
+    Ok(rows.iter().map(|row| (NetworkId(row.get(6)), network_head(row))).collect())
+}
+
+/// When the cursors of a network moved last, and where they are; equal marks: nothing moved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mark {
+    moved_at: OffsetDateTime,
+    heights: i64,
+}
+
+const READ_MARKS: &str = "
+    select network_id, max(updated_at), sum(last_processed_block)::bigint
+      from system.sync_cursors where network_id = any($1) group by network_id";
+
+/// Marks of many networks, in one question.
+pub async fn marks(conn: &Conn, networks: &[NetworkId]) -> Result<BTreeMap<NetworkId, Mark>, StoreError> {
+    let ids: Vec<i32> = networks.iter().map(|network| network.0).collect();
+    let rows = conn.query("read where cursors are", READ_MARKS, &[&ids]).await?;
+    let mark = |row: &Row| Mark { moved_at: row.get(1), heights: row.get(2) };
+    Ok(rows.iter().map(|row| (NetworkId(row.get(0)), mark(row))).collect())
 }
 
 const ENSURE_HEAD: &str = "

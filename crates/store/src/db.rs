@@ -40,6 +40,12 @@ pub enum StoreError {
         /// What was fenced.
         what: String,
     },
+    /// The server lacks what our statements need.
+    #[error("the server is Postgres {major}: use 15 or newer, or name another server in database.url")]
+    ServerTooOld {
+        /// Its major version.
+        major: i32,
+    },
     /// A row does not say what it must: a broken promise of our own, or a foreign hand.
     #[error("{what} holds {found}, which cannot be: {hint}")]
     Corrupt {
@@ -70,7 +76,7 @@ impl StoreError {
         match self {
             Self::Connect { .. } => Verdict::Retry,
             Self::Fenced { .. } => Verdict::Fenced,
-            Self::Corrupt { .. } => Verdict::Fatal,
+            Self::Corrupt { .. } | Self::ServerTooOld { .. } => Verdict::Fatal,
             Self::Statement { source, .. } => match source.code() {
                 None => Verdict::Retry, // The connection went away, or never came.
                 Some(code) if is_transient(code) => Verdict::Retry,

@@ -279,11 +279,17 @@ pub enum BenchCommand {
     /// Events from append to effect, per engine of the backbone, beside the engine alone
     #[command(after_help = "Example:\n  tidemark bench bus --events 200000 --engine nats")]
     Bus(crate::bench::bus::BusArgs),
+    /// New blocks from the node to their owners in the API, and the repair of reorgs
+    #[command(after_help = "Example:\n  tidemark bench live --load 4x500 --seconds 30")]
+    Live(crate::bench::live::LiveArgs),
+    /// What a thousand quiet networks cost, and how fast an outage of the node is made up for
+    #[command(after_help = "Example:\n  tidemark bench growth --networks 100 --outage-seconds 60")]
+    Growth(crate::bench::growth::GrowthArgs),
 }
 
 impl BenchCommand {
     /// What `all` runs, in this order.
-    pub const EACH: &'static [&'static str] = &["sync", "ledger", "ingest", "bus"];
+    pub const EACH: &'static [&'static str] = &["sync", "ledger", "ingest", "bus", "live", "growth"];
 }
 
 /// `status`

@@ -195,11 +195,7 @@ impl TipOutbox {
 #[async_trait]
 impl Emit for TipOutbox {
     async fn append(&self, tx: &Tx<'_>, drafts: &[Draft]) -> Result<(), StoreError> {
-        let appended = self.emitter.append(tx, drafts).await;
-        if let Some(relay) = &self.wake {
-            relay.wake();
-        }
-        appended.map_err(|error| match error {
+        self.emitter.append(tx, drafts).await.map_err(|error| match error {
             OutboxError::Store(error) => error,
             other => StoreError::Corrupt {
                 what: "an event of the ingester".to_owned(),
@@ -207,5 +203,10 @@ impl Emit for TipOutbox {
                 hint: "this is a mistake in Tidemark: please report it with this line",
             },
         })
+    }
+    fn committed(&self) {
+        if let Some(relay) = &self.wake {
+            relay.wake();
+        }
     }
 }

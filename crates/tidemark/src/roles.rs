@@ -23,6 +23,7 @@ use tidemark_pipeline::status::StatusProjector;
 use tidemark_pipeline::workers::keep_verifying;
 use tidemark_store::presence::Presence;
 use tidemark_store::{Db, applied};
+use tracing::Instrument;
 
 use crate::admin::Admin;
 use crate::config::{BusEngine, Secret};
@@ -80,12 +81,14 @@ impl Shop {
                 Parts::ingest_options(&self.ctx.config, &self.ctx.instance),
             );
             let name = format!("ingest:{}", adapter.network().slug);
+            let network_id = adapter.network().id.0;
             group.start(name, Stage::Source, move |running| {
                 let ingester = ingester.clone();
-                async move {
+                let life = async move {
                     running.up();
                     Ok(ingester.run(running.stop.clone()).await?)
-                }
+                };
+                life.instrument(tracing::info_span!("network", network_id))
             });
         }
     }
@@ -112,12 +115,14 @@ impl Shop {
         for adapter in &self.parts.adapters {
             let worker = Arc::new(self.history_worker(Arc::clone(adapter)));
             let name = format!("history:{}", adapter.network().slug);
+            let network_id = adapter.network().id.0;
             group.start(name, Stage::Worker, move |running| {
                 let worker = Arc::clone(&worker);
-                async move {
+                let life = async move {
                     running.up();
                     Ok(worker.run(running.stop.clone()).await?)
-                }
+                };
+                life.instrument(tracing::info_span!("network", network_id))
             });
         }
         self.dispatch(group, "ledger", &self.raw);
@@ -169,7 +174,7 @@ impl Shop {
             self.parts.reader.clone(),
             Arc::clone(&self.parts.partitions),
             Arc::clone(&self.parts.emitter),
-            HistoryOptions::default(),
+            HistoryOptions { idle_wait: idle_wait(self.parts.adapters.len()), ..HistoryOptions::default() },
         )
     }
 
@@ -179,6 +184,7 @@ impl Shop {
         group.start(kind, Stage::Worker, move |running| {
             let options = DispatcherOptions {
                 owner: format!("{}:{kind}", ctx.instance),
+                batch_max: batch_max(kind),
                 partitions: parts.streams.clone(),
                 relay: Some(wake.clone()),
                 presence: Some(Arc::clone(&presence)),
@@ -245,6 +251,22 @@ impl Shop {
 
 /// Every handler there is.
 const HANDLERS: &[&str] = &["ledger", "projector"];
+
+/// The pause of a history worker that has nothing to do: all of them together look about fifty times a
+/// second, so that a thousand quiet networks stay quiet.
+fn idle_wait(networks: usize) -> Duration {
+    let wait = Duration::from_millis(20).saturating_mul(u32::try_from(networks).unwrap_or(u32::MAX));
+    wait.clamp(Duration::from_millis(200), Duration::from_secs(10))
+}
+
+/// Most events of one transaction. An event of the ledger's is a whole block; the projector's are its
+/// transfers, and a large block should not take several transactions to appear.
+fn batch_max(kind: &str) -> usize {
+    match kind {
+        "ledger" => 8,
+        _ => 2_000,
+    }
+}
 
 fn handler(kind: &str, ctx: &Context, parts: &Parts) -> Arc<dyn Handler> {
     match kind {

@@ -14,6 +14,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument;
 
 /// When a role stops at shutdown: sources first, so that what they made is still carried on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -321,8 +322,11 @@ async fn one_life(
     entry: &Entry,
     life: impl Future<Output = anyhow::Result<()>> + Send + 'static,
 ) -> anyhow::Result<()> {
+    // Every line a role logs says whose it is.
+    let role = entry.seen().role.clone();
+    let service = role.split(':').next().unwrap_or_default();
     let mut tasks = JoinSet::new();
-    tasks.spawn(life);
+    tasks.spawn(life.instrument(tracing::info_span!("role", service, role)));
     tokio::select! {
         joined = tasks.join_next() => match joined.expect("one task was spawned") {
             Ok(outcome) => outcome,

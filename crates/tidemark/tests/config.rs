@@ -211,6 +211,40 @@ fn environment_wins_over_the_file_and_flags_over_both() {
     assert_ne!(config.database.raw_url, config.database.app_url);
 }
 
+/// Every variable that the documentation names, under its own name.
+#[test]
+fn every_documented_variable_works() {
+    type Read = fn(&Config) -> String;
+    let table: &[(&str, &str, Read)] = &[
+        ("PAYLOAD_INLINE_MAX_BYTES", "1024", |config| config.ingest.payload_inline_max_bytes.to_string()),
+        ("MAX_REORG_DEPTH", "77", |config| config.ingest.max_reorg_depth.to_string()),
+        ("POLL_INTERVAL_MS", "250", |config| config.ingest.poll_interval_ms.to_string()),
+        ("GETLOGS_STEP_INIT", "1999", |config| config.ingest.getlogs_step_init.to_string()),
+        ("GETLOGS_STEP_MIN", "499", |config| config.ingest.getlogs_step_min.to_string()),
+        ("GETLOGS_STEP_MAX", "19999", |config| config.ingest.getlogs_step_max.to_string()),
+        ("RPC_TIMEOUTS", "eth_call=5000", |config| {
+            format!("eth_call={}", config.ingest.rpc_timeout("eth_call").as_millis())
+        }),
+        ("RPC_RPS_MAX", "25", |config| config.ingest.rpc_rps_max.unwrap_or(0).to_string()),
+        ("EXECUTOR_ENABLED", "true", |config| config.executor.enabled.to_string()),
+        ("ADDR_SHARDS", "4", |config| config.ingest.addr_shards.to_string()),
+        ("TIDEMARK__DATABASE__URL", "postgres://one/x", |config| {
+            config.database.app_url.as_ref().map(|url| url.expose().to_string()).unwrap_or_default()
+        }),
+    ];
+    for (name, value, read) in table {
+        let config = load(NETWORK, &[(name, value)]).unwrap_or_else(|problem| panic!("{name}: {problem}"));
+        assert_eq!(read(&config), *value, "{name}");
+        let wrong = load(NETWORK, &[(name, "not at all")]).err().map(|problem| problem.to_string());
+        assert!(wrong.is_some_and(|said| said.contains(name)), "{name} takes anything");
+    }
+    let both = [("DB_RAW_URL", "postgres://raw/x"), ("DB_APP_URL", "postgres://app/x")];
+    let config = load(NETWORK, &both).expect("no problem");
+    let host = |url: &Option<tidemark_model::redact::RedactedUrl>| url.as_ref().map(ToString::to_string);
+    assert_eq!(host(&config.database.raw_url).as_deref(), Some("postgres://raw/…"));
+    assert_eq!(host(&config.database.app_url).as_deref(), Some("postgres://app/…"));
+}
+
 #[test]
 fn a_database_of_a_later_layer_is_no_contradiction() {
     let config = load("[database]\nurl = \"postgres://file/x\"\n", &[("DB_RAW_URL", "postgres://raw/x")])

@@ -50,6 +50,8 @@ pub const WORKER: &str = "raw_ingester";
 pub trait Emit: Send + Sync {
     /// Appends in order, inside the transaction of the fact. Called after the cursor row is locked.
     async fn append(&self, tx: &Tx<'_>, drafts: &[Draft]) -> Result<(), StoreError>;
+    /// What was appended is committed now: whoever carries it on may look.
+    fn committed(&self) {}
 }
 
 /// Asked at named places; `true` ends the run there as a crash would. For tests.

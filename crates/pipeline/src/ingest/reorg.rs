@@ -212,6 +212,7 @@ impl Core {
         self.emit.append(&tx, &drafts).await?;
         crash_point!(self, "reorg.before_commit");
         tx.commit().await?;
+        self.emit.committed();
         crash_point!(self, "reorg.after_commit");
         self.metrics.reorg();
         self.note_position(moved.next, None);

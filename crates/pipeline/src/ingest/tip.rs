@@ -2,6 +2,7 @@
 //! blocks. Finality is recorded only after our own chain was confirmed against it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidemark_model::chain::{BlockRef, ChainError, Head};
 use tidemark_model::ids::{Height, HeightRange};
@@ -19,6 +20,9 @@ use super::lane::Whole;
 use super::step::{self, Phase, Step};
 use super::{Core, IngestError, WORKER, crash_point};
 
+/// Even when nothing moves, the database is asked this often where things stand.
+const QUIET_LOOK: Duration = Duration::from_secs(60);
+
 impl Core {
     /// Follows the tip until a wide gap below finality opens (an outage), or an error.
     pub(super) async fn tip(
@@ -30,12 +34,22 @@ impl Core {
         let mut looked_at: Option<Instant> = None;
         let mut known = head;
         let mut is_fresh = true;
+        let mut changed_at = Instant::now();
         loop {
             let head = if std::mem::take(&mut is_fresh) {
                 known.clone()
             } else {
-                self.adapter.next_head(&known, self.poll_interval()).await?
+                let wait = step::patience(self.poll_interval(), changed_at.elapsed());
+                let head = self.adapter.next_head(&known, wait).await?;
+                // A thousand quiet networks must cost next to nothing.
+                if head == known && looked_at.is_some_and(|at| at.elapsed() < QUIET_LOOK) {
+                    continue;
+                }
+                head
             };
+            if head != known {
+                changed_at = Instant::now();
+            }
             let (mut cursor, finalized) = self.settle(&head).await?;
             if step::phase(cursor.next, finalized, self.options.history_gap_min) == Phase::History {
                 return Ok(());
@@ -179,6 +193,7 @@ impl Core {
         self.emit.append(&tx, &drafts).await?;
         crash_point!(self, "tip.before_commit");
         tx.commit().await?;
+        self.emit.committed();
         crash_point!(self, "tip.after_commit");
         self.metrics.stored(stored);
         self.metrics.lag((self.options.clock.now() - last.time).as_seconds_f64());
@@ -231,9 +246,12 @@ impl Core {
         // At the tip, blocks come before the word that they are final.
         let far =
             step::phase(cursor.next, head.finalized.map(|block| block.height), self.options.history_gap_min);
-        let due = advanced.filter(|block| block.height < cursor.next || far == Phase::History);
-        // Blocks that are about to be written report the head themselves.
+        // Blocks that are about to be written report the head themselves, and owners wait for them: what
+        // their head says about finality has its turn after them.
         let is_told_later = far == Phase::Tip && cursor.next <= head.latest.height;
+        let due = advanced
+            .filter(|block| block.height < cursor.next || far == Phase::History)
+            .filter(|_| !is_told_later);
         let is_new = stored.is_none_or(|stored| stored.latest != Some(head.latest.height));
         if due.is_some() || (is_new && !is_told_later) {
             self.record_head(head, due).await?;
@@ -285,6 +303,7 @@ impl Core {
             crash_point!(self, "finality.before_commit");
         }
         tx.commit().await?;
+        self.emit.committed();
         Ok(())
     }
 }

@@ -3,9 +3,12 @@
 pub mod bare_copy;
 pub mod broker;
 pub mod bus;
+pub mod growth;
 pub mod ingest;
 pub mod ledger;
+pub mod live;
 pub mod minimal;
+pub mod process;
 pub mod sync;
 
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 
 use clap::Parser;
 
-use crate::bench::{bus, ingest, ledger, sync};
+use crate::bench::{bus, growth, ingest, ledger, live, sync};
 use crate::cli::{BenchArgs, BenchCommand, Cli, Command};
 use crate::exit;
 
@@ -14,6 +14,8 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<u8> {
         BenchCommand::Ledger(ledger) => ledger::run(ledger, out).await?,
         BenchCommand::Ingest(ingest) => ingest::run(ingest, out).await?,
         BenchCommand::Bus(bus) => bus::run(bus, out).await?,
+        BenchCommand::Live(live) => live::run(live, out).await?,
+        BenchCommand::Growth(growth) => growth::run(growth, out).await?,
         BenchCommand::All => {
             for name in BenchCommand::EACH {
                 all(name, out).await?;

@@ -111,6 +111,11 @@ impl World {
     /// A world whose chain is offered by one provider per profile.
     pub(crate) async fn new(sim: Sim, providers: Vec<FaultProfile>, setup: Setup) -> Self {
         let test = TestDb::empty().await.expect("a database");
+        Self::on(test.url, sim, providers, setup).await
+    }
+
+    /// The same on a database that the test looks after.
+    pub(crate) async fn on(url: String, sim: Sim, providers: Vec<FaultProfile>, setup: Setup) -> Self {
         let dir = tidemark_testkit::scratch_dir().join(format!("world-{}", uuid::Uuid::new_v4().simple()));
         std::fs::create_dir_all(&dir).expect("a folder");
         let mut servers = Vec::new();
@@ -143,9 +148,8 @@ impl World {
             setup.network,
         );
         std::fs::write(dir.join("tidemark.toml"), config).expect("writes");
-        let url = RedactedUrl::parse(&test.url).expect("a URL");
-        let db = Db::open(&url, &DbOptions::default()).expect("a pool");
-        Self { sim, servers, db, dir, url: test.url, starts: 0 }
+        let db = Db::open(&RedactedUrl::parse(&url).expect("a URL"), &DbOptions::default()).expect("a pool");
+        Self { sim, servers, db, dir, url, starts: 0 }
     }
 
     /// One honest provider and nothing special.

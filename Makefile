@@ -36,7 +36,7 @@ test: setup-test ## Install what testing needs, run every test, print the summar
 
 .PHONY: e2e
 e2e: setup-test ## Only the end-to-end tests: whole pipelines and the browser
-	@cargo nextest run --locked -p tidemark --profile ci -E 'kind(test) & not binary(tidy)' $(ARGS)
+	@TIDEMARK_SCHEMATHESIS=full cargo nextest run --locked -p tidemark --profile ci -E 'kind(test) & not binary(tidy)' $(ARGS)
 
 .PHONY: check
 check: ## Format, clippy, licences and bans, tidy
@@ -86,5 +86,5 @@ setup: ## Install what running needs: Postgres server binaries, only if missing
 	@scripts/setup.sh run
 
 .PHONY: setup-test
-setup-test: ## Install what testing needs: Postgres, Redis, NATS, anvil, solc, Chromium, nextest
+setup-test: ## Install what testing needs: Postgres, Redis, NATS, schemathesis, anvil, solc, Chromium, nextest
 	@scripts/setup.sh test

@@ -48,12 +48,14 @@ pub struct NetworkRow {
     pub updated_at: OffsetDateTime,
     /// Time of the newest known block at or below `projected_height`.
     pub projected_time: Option<OffsetDateTime>,
+    /// Hash of the block at `projected_height`; none for history.
+    pub projected_hash: Option<Vec<u8>>,
 }
 
 const NETWORKS: &str = "
     select s.network_id, s.slug, s.family, s.start_block, s.confirmations, s.head_height, s.head_time,
            s.ingested_height, s.normalized_height, s.finalized_height, s.projected_height, s.finalized_at,
-           s.halted_reason, s.events_total, s.reorgs_total, s.updated_at, p.block_time as projected_time
+           s.halted_reason, s.events_total, s.reorgs_total, s.updated_at, p.block_time as projected_time, s.projected_hash
       from projection.network_status s
       left join lateral (select b.block_time from projection.block_cards b
                           where b.network_id = s.network_id and b.height <= s.projected_height
@@ -83,6 +85,7 @@ pub async fn networks(conn: &Conn) -> Result<Vec<NetworkRow>, StoreError> {
             reorgs_total: row.get(14),
             updated_at: row.get(15),
             projected_time: row.get(16),
+            projected_hash: row.get(17),
         })
         .collect())
 }
@@ -447,7 +450,10 @@ fn asset(row: &Row) -> AssetRow {
 const ASSETS: &str = concat!(asset_select!(), "where c.asset_id = any($1) order by c.asset_id");
 const ASSETS_OF_COLLECTION: &str = concat!(
     asset_select!(),
-    "where c.collection_id = $1 and c.asset_id > $2 and (not $3 or not c.is_stub) order by c.asset_id limit $4"
+    "where c.collection_id = $1
+       and (length(c.token_id), c.token_id collate \"C\", c.asset_id) > ($2::int, $3::text, $4::uuid)
+       and (not $5 or not c.is_stub)
+     order by length(c.token_id), c.token_id collate \"C\", c.asset_id limit $6"
 );
 const ASSETS_BY_NAME: &str = concat!(
     asset_select!(),
@@ -461,17 +467,18 @@ pub async fn assets(conn: &Conn, ids: &[Uuid]) -> Result<Vec<AssetRow>, StoreErr
     Ok(rows.iter().map(asset).collect())
 }
 
-/// Assets of a collection by id.
+/// Assets of a collection by token id (numbers by value), after the asset with this token id and id.
 pub async fn assets_of_collection(
     conn: &Conn,
     collection: Uuid,
-    after: Uuid,
+    after: (&str, Uuid),
     require_metadata: bool,
     limit: i64,
 ) -> Result<Vec<AssetRow>, StoreError> {
-    let rows = conn
-        .query("list assets", ASSETS_OF_COLLECTION, &[&collection, &after, &require_metadata, &limit])
-        .await?;
+    let length = i32::try_from(after.0.chars().count()).unwrap_or(i32::MAX);
+    let params: [crate::db::Param<'_>; 6] =
+        [&collection, &length, &after.0, &after.1, &require_metadata, &limit];
+    let rows = conn.query("list assets", ASSETS_OF_COLLECTION, &params).await?;
     Ok(rows.iter().map(asset).collect())
 }
 
@@ -788,7 +795,10 @@ const ACCOUNT_COLLECTIONS: &str = concat!(
     collection_columns!(),
     ", h.asset_count as held, h.qty::text as held_qty
        from (select h.collection_id, h.asset_count, h.qty from projection.collection_holders h
-              where h.account_id = $1 and h.collection_id > $2 order by h.collection_id limit $3) h
+              where h.account_id = $1 and h.collection_id > $2
+                and (not $4 or exists (select 1 from projection.collection_stats k
+                                        where k.collection_id = h.collection_id and not k.is_stub))
+              order by h.collection_id limit $3) h
        join lateral (select * from projection.collection_stats x where x.collection_id = h.collection_id limit 1) c
             on true
       order by h.collection_id"
@@ -799,11 +809,11 @@ pub async fn account_collections(
     conn: &Conn,
     account: Uuid,
     after: Uuid,
+    require_metadata: bool,
     limit: i64,
 ) -> Result<Vec<(CollectionRow, i64, String)>, StoreError> {
-    let rows = conn
-        .query("list collections of an account", ACCOUNT_COLLECTIONS, &[&account, &after, &limit])
-        .await?;
+    let params: [crate::db::Param<'_>; 4] = [&account, &after, &limit, &require_metadata];
+    let rows = conn.query("list collections of an account", ACCOUNT_COLLECTIONS, &params).await?;
     Ok(rows.iter().map(|row| (collection(row), row.get("held"), row.get("held_qty"))).collect())
 }
 
@@ -1179,6 +1189,13 @@ pub async fn raw_transaction(
     }))
 }
 
+const RAW_BLOCK_HASH: &str = "select projection.raw_block_hash($1, $2)";
+
+/// Hash of the block that the ingester holds at this height now (raw database).
+pub async fn raw_block_hash(raw: &Conn, network: i32, height: i64) -> Result<Option<Vec<u8>>, StoreError> {
+    Ok(raw.query_one("read a block's hash", RAW_BLOCK_HASH, &[&network, &height]).await?.get(0))
+}
+
 /// An event as it was read.
 #[derive(Debug, Clone)]
 pub struct RawEventRow {
@@ -1332,13 +1349,24 @@ pub async fn cache_hits(conn: &Conn) -> Result<Vec<(String, Option<f64>)>, Store
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
+const FINALITY_SAMPLE: &str = "
+    select s.finality_status::text, (count(*) / sum(count(*)) over ())::float4
+      from (select o.finality_status from projection.ownership_view o limit 10000) s
+     group by 1";
+
 /// S0 §15.3: share of ownership rows per finality status, as the planner's statistics have it: counting them
-/// would read the table. Empty until the table was analyzed.
+/// would read the table. Until the table was analyzed, the shares of its first ten thousand rows.
 pub async fn finality_shares(conn: &Conn) -> Result<Vec<(String, f32)>, StoreError> {
     let row = conn.query_opt("read finality shares", FINALITY_SHARES, &[]).await?;
     let (labels, shares): (Option<Vec<String>>, Option<Vec<f32>>) =
         row.map_or((None, None), |row| (row.get(0), row.get(1)));
-    Ok(labels.unwrap_or_default().into_iter().zip(shares.unwrap_or_default()).collect())
+    match labels {
+        Some(labels) => Ok(labels.into_iter().zip(shares.unwrap_or_default()).collect()),
+        None => {
+            let rows = conn.query("sample finality shares", FINALITY_SAMPLE, &[]).await?;
+            Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+        }
+    }
 }
 
 /// Do both pools look at one database?
@@ -1380,6 +1408,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("blocks_by_hash", BLOCKS_BY_HASH),
     ("raw_tx_lookup", RAW_TX_LOOKUP),
     ("raw_transaction", RAW_TRANSACTION),
+    ("raw_block_hash", RAW_BLOCK_HASH),
     ("raw_events", RAW_EVENTS),
     ("event_origin", EVENT_ORIGIN),
     ("stream_read", STREAM_READ),
@@ -1387,4 +1416,5 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("operator_facts", OPERATOR_FACTS),
     ("cache_hits", CACHE_HITS),
     ("finality_shares", FINALITY_SHARES),
+    ("finality_sample", FINALITY_SAMPLE),
 ];

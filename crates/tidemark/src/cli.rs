@@ -265,11 +265,17 @@ pub enum BenchCommand {
     /// History from the first RPC call to finalized owners in the projections
     #[command(after_help = "Example:\n  tidemark bench sync --logs 200000 --blocks 10000")]
     Sync(crate::bench::sync::SyncArgs),
+    /// Every route at a fixed rate over HTTP, beside a bare select of the same row
+    #[command(
+        after_help = "Examples:\n  tidemark bench api --assets 20000 --transfers 100000 --seconds 2\n  \
+                            tidemark bench api --keep /var/tmp/bench-api --build-only"
+    )]
+    Api(crate::bench::api::ApiArgs),
 }
 
 impl BenchCommand {
     /// What `all` runs, in this order.
-    pub const EACH: &'static [&'static str] = &["sync"];
+    pub const EACH: &'static [&'static str] = &["sync", "api"];
 }
 
 /// `status`

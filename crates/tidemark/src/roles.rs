@@ -20,6 +20,7 @@ use tidemark_model::chain::ChainAdapter;
 use tidemark_pipeline::handlers::{LedgerHandler, ProjectorHandler};
 use tidemark_pipeline::history::{HistoryOptions, HistoryWorker};
 use tidemark_pipeline::ingest::Ingester;
+use tidemark_pipeline::projectors::forget_outdated_rebuilds;
 use tidemark_pipeline::status::StatusProjector;
 use tidemark_store::{Db, Tx, applied};
 
@@ -203,9 +204,17 @@ impl Shop {
         };
         let api = ApiConfig {
             requests_per_minute: config.rate_limit_rps.saturating_mul(60),
+            burst: config.rate_limit_burst,
+            cors_origins: config.cors_origins.clone(),
+            operator_page: config.operator_page,
             ..ApiConfig::default()
         };
         let state = ApiState::new(app, raw, api);
+        if let (Some(listen), Some(token)) = (config.admin_listen, &config.admin_token) {
+            let router =
+                tidemark_api::admin_router(token.expose(), tidemark_api::admin_routes(state.clone()));
+            group.start("admin", Stage::Serve, move |running| serve_admin(listen, router.clone(), running));
+        }
         let listen = config.listen;
         group.start("api", Stage::Serve, move |running| serve(listen, state.clone(), running));
         Ok(())
@@ -286,6 +295,15 @@ async fn serve(listen: SocketAddr, state: ApiState, running: Running) -> anyhow:
     Ok(served?)
 }
 
+/// The operator's listener; it ends when asked to, whoever is connected.
+async fn serve_admin(listen: SocketAddr, router: axum::Router, running: Running) -> anyhow::Result<()> {
+    let listener = crate::telemetry::bind(listen, "api.admin_listen").await?;
+    running.up();
+    let stop = running.stop.clone();
+    let server = axum::serve(listener, router).with_graceful_shutdown(async move { stop.cancelled().await });
+    Ok(server.await?)
+}
+
 /// Claims older than this move to the cold table (S0 §14).
 const CLAIMS_HOT_DAYS: i32 = 90;
 /// Claims moved in one transaction.
@@ -306,6 +324,17 @@ async fn maintain(app: Db, sides: Vec<Side>, running: Running) -> anyhow::Result
         drop(conn);
         if moved > 0 {
             tracing::info!(rows = moved, action = "archive_claims", "Moved old claims to the cold table.");
+        }
+        match forget_outdated_rebuilds(&app).await {
+            Ok(names) => {
+                for name in names {
+                    tracing::info!(projection = %name, action = "rebuild_forgotten", "Dropped what a rebuild kept for undo.");
+                }
+            }
+            // A reader held the table for longer than this waits: next time.
+            Err(error) => {
+                tracing::warn!(error = %error, action = "rebuild_forget", "A rebuild could not be forgotten yet.")
+            }
         }
         for side in &sides {
             let report = retention::run(&side.db, side.bus.as_ref(), &RetentionOptions::default()).await?;

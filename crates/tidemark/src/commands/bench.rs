@@ -2,7 +2,7 @@
 
 use clap::Parser;
 
-use crate::bench::sync;
+use crate::bench::{api, sync};
 use crate::cli::{BenchArgs, BenchCommand, Cli, Command};
 use crate::exit;
 
@@ -11,6 +11,7 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<u8> {
     let out = &args.out;
     match &args.name {
         BenchCommand::Sync(sync) => sync::run(sync, out).await?,
+        BenchCommand::Api(args) => api::run(args, out).await?,
         BenchCommand::All => {
             for name in BenchCommand::EACH {
                 all(name, out).await?;

@@ -131,7 +131,8 @@ impl PageParams {
 #[derive(Debug, Clone, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct TransferParams {
-    /// Only these kinds, separated by commas: transfer, mint, burn, opening.
+    /// Only these kinds, separated by commas: transfer, mint, burn, opening. A page may then be short, or empty, and
+    /// have a `next`: ten thousand rows are looked at per page.
     #[param(example = "mint,burn")]
     pub kind: Option<String>,
     /// Also rows a reorg took back (finality_status `reverted`).

@@ -51,9 +51,9 @@ pub(crate) enum AssetRef {
 #[serde(rename_all = "lowercase")]
 pub enum Sort {
     /// Largest first. A row whose rank changes while you walk may be met twice or not at all.
-    #[default]
     Rank,
     /// By id: every row that exists during the walk is met exactly once.
+    #[default]
     Id,
 }
 
@@ -565,7 +565,13 @@ impl Reader {
             self.account_is_known(network, account).await?;
         }
         let more = cut(&mut rows, limit);
-        let next = rows.last().filter(|_| more).map(|row| cursor::encode(&binding, &Place::from(row.place)));
+        let end = match more {
+            true => rows.last().map(|row| row.place),
+            // Looking for kinds ends after a stretch; the list may go on.
+            false if query.kinds.is_some() => reads::transfers_stretch_end(&self.conn, &query).await?,
+            false => None,
+        };
+        let next = end.map(|place| cursor::encode(&binding, &Place::from(place)));
         let meta = Meta { as_of_height: as_of, ..Meta::of(network) };
         Ok(Page { items: rows.into_iter().map(|row| Transfer::new(row, network)).collect(), next, meta })
     }
@@ -591,7 +597,7 @@ impl Reader {
             None => Vec::new(),
             Some(text) => cursor::decode(&binding, text)?,
         };
-        let mut queues = Vec::new();
+        let (mut queues, mut ends) = (Vec::new(), Vec::new());
         for network in &self.networks {
             let before = match places.iter().find(|(id, _)| *id == network.network_id) {
                 Some((_, place)) => place.as_place(),
@@ -608,10 +614,20 @@ impl Reader {
                 limit: limit + 1,
             };
             let found = reads::transfers(&self.conn, &query).await?;
+            let is_short = found.len() <= usize::try_from(limit).unwrap_or(usize::MAX);
+            let end = match is_short && query.kinds.is_some() {
+                true => reads::transfers_stretch_end(&self.conn, &query).await?,
+                false => None,
+            };
             if page.cursor.is_none() {
-                let top = found.first().map_or(TransferPlace::BOTTOM, |row| just_above(row.place));
+                let top = match (found.first(), end) {
+                    (Some(row), _) => just_above(row.place),
+                    (None, Some(end)) => end,
+                    (None, None) => TransferPlace::BOTTOM,
+                };
                 places.push((network.network_id, top.into()));
             }
+            ends.push((network.network_id, end));
             queues.push((network, std::collections::VecDeque::from(found)));
         }
         // A merge, not a sort: rows of one network keep their order whatever their block times say.
@@ -629,7 +645,17 @@ impl Reader {
             }
             items.push(Transfer::new(row, network));
         }
-        let more = queues.iter().any(|(_, queue)| !queue.is_empty());
+        let mut more = queues.iter().any(|(_, queue)| !queue.is_empty());
+        // Where all that was found of a network is told, its walk goes on below the stretch that was looked at.
+        for (network, _) in queues.iter().filter(|(_, queue)| queue.is_empty()) {
+            let end = ends.iter().find(|(id, _)| *id == network.network_id).and_then(|(_, end)| *end);
+            if let (Some(end), Some(entry)) =
+                (end, places.iter_mut().find(|(id, _)| *id == network.network_id))
+            {
+                entry.1 = end.into();
+                more = true;
+            }
+        }
         let next = more.then(|| cursor::encode(&binding, &places));
         Ok(Page { items, next, meta: Meta::across(&self.networks) })
     }

@@ -33,8 +33,11 @@ const SMALL: &[&str] = &[
 /// Once a minute for gauges: statistics of the catalog, and a sample bounded by its limit.
 const CATALOG: &[&str] = &["cache_hits", "finality_shares", "finality_sample"];
 
-/// Rows one step of a plan may look at, where pages have a hundred rows and tables some ten thousand.
-const ROWS_MAX: f64 = 2500.0;
+/// Rows one step of a plan may look at, where pages have a hundred rows and tables some ten thousand and more.
+fn rows_max(name: &str) -> f64 {
+    // Looking for kinds goes over a stretch of so many rows, and no further.
+    if name.starts_with("stretch") { 10_000.0 } else { 2500.0 }
+}
 
 /// Fills the large tables, so that the planner has a choice to get wrong. `x1` is an asset, a collection and an
 /// account at once.
@@ -45,7 +48,7 @@ async fn fill(seed: &Seed) -> anyhow::Result<()> {
          select 1, 21000000 + n / 2, n % 2, 0, gen_random_uuid(), 'transfer', md5('x' || n % 3000)::uuid,
              md5('x' || n % 40)::uuid, md5('x' || n % 900)::uuid, md5('x' || n % 700)::uuid, 1,
              decode(md5('t' || n) || md5('t' || n), 'hex'), '\\x00', now() - (100000 - n) * interval '1 second'
-           from generate_series(1, 30000) n;
+           from generate_series(1, 120000) n;
          insert into projection.asset_cards (asset_id, network_id, collection_id, token_id, standard, name, is_stub,
              is_burned, supply, history, finality_status, last_height, updated_at)
          select md5('x' || n)::uuid, 1, md5('x' || n % 40)::uuid, n, 'erc721', case when n % 3 = 0 then 'Name ' || n end,
@@ -132,7 +135,7 @@ fn literal(kind: &str, is_limit: bool) -> &'static str {
         "uuid" => "md5('x1')::uuid",
         "uuid[]" => "array[md5('x1')::uuid, md5('x2')::uuid]",
         "integer[]" => "array[1]",
-        "text[]" => "null",
+        "text[]" => "array['transfer']",
         "text" => "'finalized'",
         "bytea" => "decode(md5('t7000') || md5('t7000'), 'hex')",
         "timestamp with time zone" => "now() - interval '2 days'",
@@ -185,7 +188,7 @@ fn plans(heard: &mut mpsc::Receiver<String>) -> Vec<Value> {
     found
 }
 
-fn faults(plan: &Value, found: &mut Vec<String>) {
+fn faults(plan: &Value, rows_max: f64, found: &mut Vec<String>) {
     let table = plan["Relation Name"].as_str().unwrap_or("");
     if plan["Node Type"] == "Seq Scan" && !SMALL.contains(&table) && plan["Actual Loops"] != 0.0 {
         found.push(format!("scans {table}"));
@@ -193,11 +196,11 @@ fn faults(plan: &Value, found: &mut Vec<String>) {
     let number = |field: &str| plan[field].as_f64().unwrap_or(0.0);
     let looked_at =
         (number("Actual Rows") + number("Rows Removed by Filter")) * number("Actual Loops").max(1.0);
-    if looked_at > ROWS_MAX {
+    if looked_at > rows_max {
         found.push(format!("{} of {table:?} looks at {looked_at} rows", plan["Node Type"]));
     }
     for child in plan["Plans"].as_array().into_iter().flatten() {
-        faults(child, found);
+        faults(child, rows_max, found);
     }
 }
 
@@ -252,7 +255,7 @@ async fn no_read_scans_a_large_table_not_even_inside_a_function() -> anyhow::Res
             assert!(!seen.is_empty(), "{name} has no plan");
             for plan in seen.iter().filter(|_| !CATALOG.contains(name)) {
                 let mut found = Vec::new();
-                faults(&plan["Plan"], &mut found);
+                faults(&plan["Plan"], rows_max(name), &mut found);
                 if !found.is_empty() {
                     wrong.push(format!("{name} ({mode}): {found:?}\n{plan:#}"));
                 }

@@ -344,6 +344,35 @@ async fn common_parameters_hold_for_search_networks_events_and_batches() -> anyh
 }
 
 #[tokio::test]
+async fn a_rare_kind_is_found_over_several_short_pages() -> anyhow::Result<()> {
+    let seed = seed::seed().await?;
+    // Two burns under a long stretch of transfers, on a network of their own.
+    seed.run(
+        "insert into projection.network_status (network_id, slug, family, start_block, confirmations, head_height,
+             projected_height, finalized_height, head_time) values (77, 'wide', 'evm', 0, 1, 40000, 40000, 40000, now());
+         create table projection.transfers_77 partition of projection.transfers for values in (77);
+         insert into projection.transfers (network_id, height, event_index, sub_index, event_id, kind, asset_id,
+             collection_id, from_account, to_account, qty, tx_hash, block_hash, event_time)
+         select 77, n, 0, 0, md5('wide' || n)::uuid, case when n in (3, 30001) then 'burn' else 'transfer' end::ledger.event_kind,
+             md5('w')::uuid, md5('w')::uuid, md5('w' || n % 2)::uuid, null, -1, '\\x00', '\\x00', now() - (40000 - n) * interval '1 second'
+           from generate_series(1, 35000) n",
+    )
+    .await?;
+    let collection = seed.collection_id(0);
+    let other =
+        walk(&seed, &format!("/v1/collections/{collection}/transfers?kind=burn"), &["event_id"]).await?;
+    for path in ["/v1/transfers?network=wide&kind=burn&limit=1", "/v1/transfers?kind=burn&limit=5"] {
+        let found = walk(&seed, path, &["event_id"]).await?;
+        let of_wide: Vec<&String> = found.iter().filter(|id| !other.contains(id)).collect();
+        assert_eq!(of_wide.len(), 2, "{path}: {found:?}");
+    }
+    let page = ok(&seed, "/v1/transfers?network=wide&kind=sale").await?;
+    assert_eq!(page["items"], json!([]));
+    assert!(page["next"].is_string(), "the list goes on");
+    Ok(())
+}
+
+#[tokio::test]
 async fn only_listed_origins_may_call_from_a_browser() -> anyhow::Result<()> {
     for (allowed, origin, answered) in [
         (vec![], "https://app.example", None),

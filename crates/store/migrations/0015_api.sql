@@ -5,6 +5,11 @@
 create index asset_cards_by_token on projection.asset_cards
     (collection_id, length(token_id), (token_id collate "C"), asset_id);
 drop index projection.asset_cards_by_collection;
+-- The same without stubs, for require_metadata; stubs cost nothing here.
+create index asset_cards_by_token_named on projection.asset_cards
+    (collection_id, length(token_id), (token_id collate "C"), asset_id) where not is_stub;
+-- Collections of a network by id, the order that no write changes.
+create index collection_stats_by_network on projection.collection_stats (network_id, collection_id);
 
 -- Which block the watermark stands on: after a reorg of the same height it is still that of the old branch.
 alter table projection.network_status add column projected_hash bytea;

@@ -20,7 +20,7 @@ use crate::state::ApiState;
 pub(crate) struct CollectionParams {
     /// Network id or short name; all networks without it.
     network: Option<String>,
-    /// rank (most transfers first, the default) or id (no row missed or met twice while data changes).
+    /// id (the default: no row missed or met twice while data changes) or rank (most transfers first).
     #[param(inline)]
     sort: Option<Sort>,
 }
@@ -29,12 +29,12 @@ pub(crate) struct CollectionParams {
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct SortParams {
-    /// rank (largest first, the default) or id (no row missed or met twice while data changes).
+    /// id (the default: no row missed or met twice while data changes) or rank (largest first).
     #[param(inline)]
     sort: Option<Sort>,
 }
 
-/// Collections, most transfers first
+/// Collections
 #[utoipa::path(get, path = "/v1/collections", operation_id = "collections_list", tag = "collections",
     params(CollectionParams, ReadParams, PageParams), responses((status = 200, body = Page<Collection>)))]
 pub(crate) async fn list(

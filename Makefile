@@ -42,7 +42,7 @@ sim: setup-test ## The ledger's simulation with more seeds (SEEDS=20000 FROM=0),
 
 .PHONY: e2e
 e2e: setup-test ## Only the end-to-end tests: whole pipelines and the browser
-	@cargo nextest run --locked -p tidemark --profile ci -E 'kind(test) & not binary(tidy)' $(ARGS)
+	@TIDEMARK_SCHEMATHESIS=full cargo nextest run --locked -p tidemark --profile ci -E 'kind(test) & not binary(tidy)' $(ARGS)
 
 .PHONY: check
 check: ## Format, clippy, licences and bans, tidy
@@ -92,5 +92,5 @@ setup: ## Install what running needs: Postgres server binaries, only if missing
 	@scripts/setup.sh run
 
 .PHONY: setup-test
-setup-test: ## Install what testing needs: Postgres, Redis, NATS, anvil, solc, Chromium, nextest
+setup-test: ## Install what testing needs: Postgres, Redis, NATS, schemathesis, anvil, solc, Chromium, nextest
 	@scripts/setup.sh test

@@ -138,7 +138,10 @@ begin
             from ledger.network_progress p),
         'streams', (select coalesce(jsonb_agg(jsonb_build_object(
                 'stream', s.stream, 'written', s.written, 'published', s.published) order by s.stream), '[]')
-            from (select b.stream, sum(b.next_pseq - 1) as written, sum(b.published_pseq) as published
+            -- Where Postgres is the bus, what is numbered is published.
+            from (select b.stream, sum(b.next_pseq - 1) as written,
+                         sum(case when b.engine = 'postgres' then b.next_pseq - 1 else b.published_pseq end)
+                             as published
                     from system.bus_partitions b group by b.stream) s),
         'consumers', (select coalesce(jsonb_agg(jsonb_build_object(
                 'handler_kind', c.handler_kind, 'stream', c.stream, 'depth', c.depth, 'owners', c.owners,
@@ -185,7 +188,8 @@ begin
                 'to_height', r.to_height, 'blocks', r.blocks, 'checked_at', r.checked_at)), '[]')
             from (select c.network_id, c.reorg_id, min(c.block_number) as from_height,
                          max(c.block_number) as to_height, count(*) as blocks, max(c.checked_at) as checked_at
-                    from system.reorg_checkpoints c where not c.is_canonical
+                    from (select * from system.reorg_checkpoints where not is_canonical
+                           order by checked_at desc limit 2000) c
                    group by c.network_id, c.reorg_id order by max(c.checked_at) desc limit 20) r),
         'errors_open', (select count(*) from app.indexing_errors e where not e.resolved),
         'errors', (select coalesce(jsonb_agg(jsonb_build_object(
@@ -207,6 +211,13 @@ CREATE FUNCTION projection.owners_at(asset uuid, at_height bigint, after_account
     having sum(h.qty_delta) > 0
      order by h.account_id
      limit least(rows_max, 101)
+$$;
+
+CREATE FUNCTION projection.raw_block_hash(network integer, at_height bigint) RETURNS bytea
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    select b.hash from raw.blocks b where b.network_id = network and b.height = at_height
 $$;
 
 CREATE FUNCTION projection.raw_events(network integer, at_height bigint, hash bytea, after_index integer, rows_max integer) RETURNS TABLE(event_index integer, tx_id bytea, tx_index integer, block_hash bytea, emitter bytea, topics bytea, data bytea, payload jsonb, payload_ref text)
@@ -256,11 +267,15 @@ CREATE FUNCTION projection.stream_read(after bigint, rows_max integer) RETURNS T
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
     select l.pseq, o.topic, o.envelope -> 'payload', o.created_at
-      from (select b.pseq, b.outbox_day, b.outbox_seq
-              from system.bus_log b
-             where b.stream = 'projection' and b.part = 0 and b.pseq > after
-             order by b.pseq
-             limit least(rows_max, 1000)) l
+      from (select greatest(after, coalesce((select b.pseq - 1 from system.bus_log b
+                                              where b.stream = 'projection' and b.part = 0
+                                              order by b.pseq limit 1), after)) as low) f
+     cross join lateral (select b.pseq, b.outbox_day, b.outbox_seq
+                           from system.bus_log b
+                          where b.stream = 'projection' and b.part = 0
+                            and b.pseq > f.low and b.pseq <= f.low + least(rows_max, 1000)
+                          order by b.pseq
+                          limit 1000) l
       -- Lateral with a limit: one probe per row, never a scan of a day's outbox.
      cross join lateral (select e.topic, e.envelope, e.created_at from system.outbox_events e
                           where e.day = l.outbox_day and e.seq = l.outbox_seq limit 1) o
@@ -781,7 +796,8 @@ CREATE TABLE projection.network_status (
     halted_reason text,
     events_total bigint DEFAULT 0 NOT NULL,
     reorgs_total bigint DEFAULT 0 NOT NULL,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    projected_hash bytea
 );
 
 CREATE TABLE projection.ownership_view (
@@ -1588,15 +1604,17 @@ CREATE INDEX ownership_history_default_account_id_block_number_idx ON ledger.own
 
 CREATE INDEX ownership_history_default_asset_id_block_number_idx ON ledger.ownership_history_default USING btree (asset_id, block_number);
 
+CREATE INDEX quarantine_open ON ledger.quarantine USING btree (quarantined_at DESC) WHERE (resolved_at IS NULL);
+
 CREATE INDEX recent_blocks_by_height ON ledger.recent_blocks USING btree (network_id, block_number);
 
 CREATE INDEX unfinalized_deltas_by_event ON ledger.unfinalized_deltas USING btree (normalized_event_id);
 
 CREATE INDEX account_summaries_by_address ON projection.account_summaries USING btree (address text_pattern_ops, network_id);
 
-CREATE INDEX asset_cards_by_collection ON projection.asset_cards USING btree (collection_id, asset_id);
-
 CREATE INDEX asset_cards_by_name ON projection.asset_cards USING btree (lower(name) text_pattern_ops) WHERE (name IS NOT NULL);
+
+CREATE INDEX asset_cards_by_token ON projection.asset_cards USING btree (collection_id, length(token_id), token_id COLLATE "C", asset_id);
 
 CREATE INDEX block_cards_by_hash ON projection.block_cards USING btree (hash);
 
@@ -1637,6 +1655,8 @@ CREATE INDEX outbox_events_by_xid ON ONLY system.outbox_events USING btree (xid,
 CREATE INDEX outbox_events_default_id_idx ON system.outbox_events_default USING btree (id);
 
 CREATE INDEX outbox_events_default_xid_seq_idx ON system.outbox_events_default USING btree (xid, seq);
+
+CREATE INDEX reorg_checkpoints_recent ON system.reorg_checkpoints USING btree (checked_at DESC) WHERE (NOT is_canonical);
 
 ALTER INDEX ledger.normalized_events_by_time ATTACH PARTITION ledger.normalized_events_0_network_id_event_time_idx;
 

@@ -26,17 +26,23 @@ pub(crate) struct RateLimit {
     limiter: Limiter,
     clock: DefaultClock,
     per_minute: u32,
+    burst: u32,
     policy: HeaderValue,
 }
 
 impl RateLimit {
     pub(crate) fn new(config: &ApiConfig) -> Self {
         let per_minute = NonZeroU32::new(config.requests_per_minute).unwrap_or(NonZeroU32::MIN);
-        let policy = format!("\"client\";q={per_minute};w=60");
+        let burst = NonZeroU32::new(config.burst).unwrap_or(per_minute);
+        // As many as at once, in the time it takes to have them all back.
+        let window = (u64::from(burst.get()) * 60).div_ceil(u64::from(per_minute.get()));
+        let policy = format!("\"client\";q={burst};w={window}");
+        let quota = Quota::per_minute(per_minute).allow_burst(burst);
         Self {
-            limiter: RateLimiter::keyed(Quota::per_minute(per_minute)).with_middleware(),
+            limiter: RateLimiter::keyed(quota).with_middleware(),
             clock: DefaultClock::default(),
             per_minute: per_minute.get(),
+            burst: burst.get(),
             policy: HeaderValue::from_str(&policy).expect("digits and quotes are a header value"),
         }
     }
@@ -74,8 +80,8 @@ pub(crate) async fn rate_limit(State(state): State<ApiState>, request: Request, 
     let (mut response, remaining, reset) = match limit.limiter.check_key(&client) {
         Ok(snapshot) => {
             let remaining = snapshot.remaining_burst_capacity();
-            let missing = limit.per_minute.saturating_sub(remaining);
-            let reset = u64::from(missing) * 60 / u64::from(limit.per_minute);
+            let missing = limit.burst.saturating_sub(remaining);
+            let reset = (u64::from(missing) * 60).div_ceil(u64::from(limit.per_minute));
             (next.run(request).await, remaining, reset)
         }
         Err(not_until) => {
@@ -84,7 +90,7 @@ pub(crate) async fn rate_limit(State(state): State<ApiState>, request: Request, 
             let mut problem = Problem::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "rate_limited",
-                format!("more than {} requests per minute", limit.per_minute),
+                format!("more than {} requests at once, or {} per minute", limit.burst, limit.per_minute),
                 "Wait for Retry-After seconds. For live data use /v1/stream: one connection instead of polling.",
             );
             problem.retry_after = Some(seconds);

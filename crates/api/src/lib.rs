@@ -2,7 +2,7 @@
 //!
 //! - [`ApiState`]: pools, limits, the one reader of the live stream
 //! - [`router`]: everything public: `/v1`, `/openapi.json`, `/docs`, the explorer
-//! - [`admin_router`]: routes for the operator, behind a token, for a listener of their own
+//! - [`admin_router`]: routes for the operator ([`admin_routes`]), behind a token, for a listener of their own
 //!
 //! The API reads projection.* and the bounded functions of migration 0007, and writes nothing.
 
@@ -20,16 +20,19 @@ mod state;
 mod stream;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
-use axum::http::StatusCode;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
-use tower_http::cors::{Any, CorsLayer};
+use tower_http::cors::{AllowOrigin, CorsLayer};
+
+use tidemark_store::reads;
 
 use crate::problem::Problem;
 pub use crate::reader::Sort;
@@ -61,10 +64,25 @@ pub fn router(state: ApiState) -> Router {
         .layer(from_fn_with_state(state.clone(), guard::time_limit))
         .layer(from_fn_with_state(state.clone(), guard::rate_limit))
         .layer(CompressionLayer::new())
-        .layer(cors())
+        .layer(cors(&state.config().cors_origins))
         .layer(from_fn(guard::security_headers))
         .layer(from_fn(guard::measure));
     router.with_state(state)
+}
+
+/// What the operator's listener answers with: the facts of the operator page as JSON, of both databases. It reads;
+/// what changes something is a command.
+pub fn admin_routes(state: ApiState) -> Router {
+    Router::new().route("/v1/admin/facts", get(admin_facts)).with_state(state)
+}
+
+async fn admin_facts(State(state): State<ApiState>) -> Result<axum::Json<serde_json::Value>, Problem> {
+    let app = reads::operator_facts(&state.app().conn().await?).await?;
+    let raw = match reads::is_same_database(state.app(), state.raw()) {
+        true => serde_json::Value::Null,
+        false => reads::operator_facts(&state.raw().conn().await?).await?,
+    };
+    Ok(axum::Json(serde_json::json!({ "app": app, "raw": raw })))
 }
 
 /// Routes for the operator: `extra` behind `Authorization: Bearer {token}`. An empty token lets nobody in.
@@ -85,10 +103,22 @@ pub fn openapi_document(version: &str) -> serde_json::Value {
     openapi::finish(doc)
 }
 
-/// Anybody may read, nobody may send credentials.
-fn cors() -> CorsLayer {
-    CorsLayer::new().allow_origin(Any).allow_methods(Any).allow_headers(Any).expose_headers(Any)
+/// Pages of these origins may read, nobody may send credentials.
+fn cors(origins: &[String]) -> CorsLayer {
+    let allowed = match origins.iter().any(|origin| origin == "*") {
+        true => AllowOrigin::any(),
+        false => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
+    };
+    CorsLayer::new()
+        .allow_origin(allowed)
+        .allow_methods([Method::GET, Method::HEAD, Method::POST])
+        .allow_headers([header::ACCEPT, header::CONTENT_TYPE, HeaderName::from_static("last-event-id")])
+        .expose_headers(EXPOSED.map(HeaderName::from_static))
+        .max_age(Duration::from_secs(3600))
 }
+
+/// Answer headers that a page of another origin may read.
+const EXPOSED: [&str; 4] = ["ratelimit", "ratelimit-policy", "retry-after", "x-data-status"];
 
 fn unknown_route() -> Problem {
     Problem::new(

@@ -17,11 +17,14 @@ no history before a network's start block, and metadata may never come.";
 /// Errors any route may answer with.
 const ERRORS: &[(&str, &str)] = &[
     ("400", "A parameter cannot be read"),
-    ("404", "Not known; with X-Data-Status: pending it may still be ahead of our watermark"),
+    (
+        "404",
+        "Not known, or min_height was not reached; with X-Data-Status: pending it may still be ahead of our watermark",
+    ),
     ("429", "Too many requests; see Retry-After"),
     ("500", "Our mistake"),
     ("503", "The database does not answer; see Retry-After"),
-    ("504", "The answer took too long, or min_height was not reached"),
+    ("504", "The answer took too long"),
 ];
 
 /// The empty document with its description.
@@ -63,7 +66,11 @@ pub(crate) fn finish(doc: OpenApi) -> Value {
                     "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
                 });
             }
-            operation["responses"]["200"]["headers"] = headers.clone();
+            let answer = &mut operation["responses"]["200"];
+            answer["headers"] = headers.clone();
+            if answer["description"].as_str().is_none_or(str::is_empty) {
+                answer["description"] = json!("The answer");
+            }
         }
     }
     doc

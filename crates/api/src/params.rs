@@ -58,7 +58,8 @@ impl MinFinality {
 #[derive(Debug, Clone, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct ReadParams {
-    /// How sure the answer must be: pending (default), confirmed or finalized.
+    /// How sure the answer must be: pending (default), confirmed or finalized. Owners, holdings, transfers, blocks,
+    /// transactions and events are chosen by it; other answers say how sure they are in finality_status.
     #[param(inline)]
     pub min_finality: Option<MinFinality>,
     /// A height or an RFC 3339 time at or below finality: the answer as it was then, where history allows.
@@ -77,6 +78,17 @@ impl ReadParams {
     }
     pub(crate) fn require_metadata(&self) -> bool {
         self.require_metadata.unwrap_or(false)
+    }
+    /// Refuses `min_height` where no network is named: heights belong to a network.
+    pub(crate) fn refuse_min_height(&self) -> Result<(), Problem> {
+        match self.min_height {
+            None => Ok(()),
+            Some(_) => Err(Problem::bad(
+                "invalid_parameter",
+                "min_height needs a network",
+                "Heights belong to a network: name one, or leave min_height out.",
+            )),
+        }
     }
     /// Refuses `as_of` on a list that has no history.
     pub(crate) fn refuse_as_of(&self) -> Result<(), Problem> {
@@ -119,7 +131,8 @@ impl PageParams {
 #[derive(Debug, Clone, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct TransferParams {
-    /// Only these kinds, separated by commas: transfer, mint, burn, opening.
+    /// Only these kinds, separated by commas: transfer, mint, burn, opening. A page may then be short, or empty, and
+    /// have a `next`: ten thousand rows are looked at per page.
     #[param(example = "mint,burn")]
     pub kind: Option<String>,
     /// Also rows a reorg took back (finality_status `reverted`).

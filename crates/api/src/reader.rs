@@ -21,6 +21,8 @@ use crate::state::ApiState;
 
 /// Longest wait for `min_height`.
 const MIN_HEIGHT_WAIT: Duration = Duration::from_secs(5);
+/// Blocks above the head that are not worth waiting for.
+const MIN_HEIGHT_FAR: i64 = 64;
 const MIN_HEIGHT_POLL: Duration = Duration::from_millis(50);
 /// An unknown account on a network behind by more than this may simply not be read yet (S0 §17.2).
 const EMPTY_IS_PENDING_LAG: i64 = 30;
@@ -28,6 +30,8 @@ const EMPTY_IS_PENDING_LAG: i64 = 30;
 pub(crate) struct Reader {
     pub(crate) conn: Conn,
     pub(crate) networks: Vec<NetworkRow>,
+    /// Is the operator page served?
+    pub(crate) operator_page: bool,
 }
 
 /// A collection named by id or by address.
@@ -47,9 +51,9 @@ pub(crate) enum AssetRef {
 #[serde(rename_all = "lowercase")]
 pub enum Sort {
     /// Largest first. A row whose rank changes while you walk may be met twice or not at all.
-    #[default]
     Rank,
     /// By id: every row that exists during the walk is met exactly once.
+    #[default]
     Id,
 }
 
@@ -71,7 +75,7 @@ impl Reader {
     pub(crate) async fn open(state: &ApiState) -> Result<Self, Problem> {
         let conn = state.app().conn().await?;
         let networks = reads::networks(&conn).await?;
-        Ok(Self { conn, networks })
+        Ok(Self { conn, networks, operator_page: state.config().operator_page })
     }
 
     /// A reader for one network, which has read at least `min_height`.
@@ -97,13 +101,17 @@ impl Reader {
         let deadline = tokio::time::Instant::now() + MIN_HEIGHT_WAIT;
         let mut reader = self;
         loop {
-            let reached = reader.by_id(network)?.projected_height.unwrap_or(-1);
-            if reached >= wanted {
+            let row = reader.by_id(network)?;
+            let reached = row.projected_height.unwrap_or(-1);
+            if reached >= wanted && stands(state, row).await? {
                 return Ok(reader);
             }
-            if tokio::time::Instant::now() >= deadline {
+            // What is far above the head does not come in five seconds.
+            let head = row.head_height.unwrap_or(-1).max(reached);
+            let is_far = wanted.saturating_sub(head) > MIN_HEIGHT_FAR;
+            if is_far || tokio::time::Instant::now() >= deadline {
                 let mut problem = Problem::new(
-                    axum::http::StatusCode::GATEWAY_TIMEOUT,
+                    axum::http::StatusCode::NOT_FOUND,
                     "not_reached",
                     format!("we have read to {reached}, you asked for {wanted}"),
                     "Ask again a little later, or ask without min_height.",
@@ -155,7 +163,7 @@ impl Reader {
             None => Problem::not_found(format!("{what} is not known")),
             Some(network) => Problem::pending(
                 format!(
-                    "{what} is not here yet: on {} we have read to {}, the chain is at {}",
+                    "{what} is not known so far; on {} we have read to {}, the chain is at {}",
                     network.slug,
                     network.projected_height.map_or("nothing".to_owned(), |height| height.to_string()),
                     network.head_height.map_or("an unknown height".to_owned(), |height| height.to_string()),
@@ -282,11 +290,13 @@ impl Reader {
         let limit = page.limit()?;
         let metadata = params.require_metadata();
         let binding = format!("assets|{collection}|{metadata}");
-        let after: (Uuid,) = decode_or(&binding, page, (Uuid::nil(),))?;
+        let after: (String, Uuid) = decode_or(&binding, page, (String::new(), Uuid::nil()))?;
+        let place = (after.0.as_str(), after.1);
         let mut rows =
-            reads::assets_of_collection(&self.conn, collection, after.0, metadata, limit + 1).await?;
+            reads::assets_of_collection(&self.conn, collection, place, metadata, limit + 1).await?;
         let more = cut(&mut rows, limit);
-        let next = rows.last().filter(|_| more).map(|row| cursor::encode(&binding, &(row.asset_id,)));
+        let next =
+            rows.last().filter(|_| more).map(|row| cursor::encode(&binding, &(&row.token_id, row.asset_id)));
         count_stubs("assets", rows.iter().filter(|row| row.is_stub).count());
         let items = rows.into_iter().map(|row| Asset::new(row, &network.slug)).collect();
         Ok(Page { items, next, meta: Meta::of(network) })
@@ -414,6 +424,29 @@ impl Reader {
         Ok(())
     }
 
+    /// S0 §17.3: a list of a whole network (or of all) that is empty while the network lags is not the truth yet.
+    pub(crate) fn not_silently_empty<T>(
+        &self,
+        network: Option<&NetworkRow>,
+        answer: Page<T>,
+        page: &PageParams,
+    ) -> Result<Page<T>, Problem> {
+        let lags = |network: &&NetworkRow| {
+            is_behind(network) && lag_seconds(network).is_none_or(|lag| lag > EMPTY_IS_PENDING_LAG)
+        };
+        if !answer.items.is_empty() || page.cursor.is_some() {
+            return Ok(answer);
+        }
+        let lagging = match network {
+            Some(network) => Some(network).filter(lags),
+            None => self.networks.iter().find(lags),
+        };
+        match lagging {
+            Some(network) => Err(self.missing(Some(network), "this list")),
+            None => Ok(answer),
+        }
+    }
+
     pub(crate) async fn holdings_of(
         &self,
         network: &NetworkRow,
@@ -472,9 +505,10 @@ impl Reader {
     ) -> Result<Page<CollectionHolding>, Problem> {
         params.refuse_as_of()?;
         let limit = page.limit()?;
-        let binding = format!("account_collections|{account}");
+        let metadata = params.require_metadata();
+        let binding = format!("account_collections|{account}|{metadata}");
         let after: (Uuid,) = decode_or(&binding, page, (Uuid::nil(),))?;
-        let mut rows = reads::account_collections(&self.conn, account, after.0, limit + 1).await?;
+        let mut rows = reads::account_collections(&self.conn, account, after.0, metadata, limit + 1).await?;
         if rows.is_empty() && page.cursor.is_none() {
             self.account_is_known(network, account).await?;
         }
@@ -531,7 +565,13 @@ impl Reader {
             self.account_is_known(network, account).await?;
         }
         let more = cut(&mut rows, limit);
-        let next = rows.last().filter(|_| more).map(|row| cursor::encode(&binding, &Place::from(row.place)));
+        let end = match more {
+            true => rows.last().map(|row| row.place),
+            // Looking for kinds ends after a stretch; the list may go on.
+            false if query.kinds.is_some() => reads::transfers_stretch_end(&self.conn, &query).await?,
+            false => None,
+        };
+        let next = end.map(|place| cursor::encode(&binding, &Place::from(place)));
         let meta = Meta { as_of_height: as_of, ..Meta::of(network) };
         Ok(Page { items: rows.into_iter().map(|row| Transfer::new(row, network)).collect(), next, meta })
     }
@@ -557,7 +597,7 @@ impl Reader {
             None => Vec::new(),
             Some(text) => cursor::decode(&binding, text)?,
         };
-        let mut queues = Vec::new();
+        let (mut queues, mut ends) = (Vec::new(), Vec::new());
         for network in &self.networks {
             let before = match places.iter().find(|(id, _)| *id == network.network_id) {
                 Some((_, place)) => place.as_place(),
@@ -574,10 +614,20 @@ impl Reader {
                 limit: limit + 1,
             };
             let found = reads::transfers(&self.conn, &query).await?;
+            let is_short = found.len() <= usize::try_from(limit).unwrap_or(usize::MAX);
+            let end = match is_short && query.kinds.is_some() {
+                true => reads::transfers_stretch_end(&self.conn, &query).await?,
+                false => None,
+            };
             if page.cursor.is_none() {
-                let top = found.first().map_or(TransferPlace::BOTTOM, |row| just_above(row.place));
+                let top = match (found.first(), end) {
+                    (Some(row), _) => just_above(row.place),
+                    (None, Some(end)) => end,
+                    (None, None) => TransferPlace::BOTTOM,
+                };
                 places.push((network.network_id, top.into()));
             }
+            ends.push((network.network_id, end));
             queues.push((network, std::collections::VecDeque::from(found)));
         }
         // A merge, not a sort: rows of one network keep their order whatever their block times say.
@@ -595,10 +645,33 @@ impl Reader {
             }
             items.push(Transfer::new(row, network));
         }
-        let more = queues.iter().any(|(_, queue)| !queue.is_empty());
+        let mut more = queues.iter().any(|(_, queue)| !queue.is_empty());
+        // Where all that was found of a network is told, its walk goes on below the stretch that was looked at.
+        for (network, _) in queues.iter().filter(|(_, queue)| queue.is_empty()) {
+            let end = ends.iter().find(|(id, _)| *id == network.network_id).and_then(|(_, end)| *end);
+            if let (Some(end), Some(entry)) =
+                (end, places.iter_mut().find(|(id, _)| *id == network.network_id))
+            {
+                entry.1 = end.into();
+                more = true;
+            }
+        }
         let next = more.then(|| cursor::encode(&binding, &places));
         Ok(Page { items, next, meta: Meta::across(&self.networks) })
     }
+}
+
+/// Is the newest projected block still the one that the ingester holds? After a reorg of the same height the
+/// watermark is that of the old branch until the projector has followed.
+async fn stands(state: &ApiState, network: &NetworkRow) -> Result<bool, Problem> {
+    let (Some(height), Some(hash)) = (network.projected_height, &network.projected_hash) else {
+        return Ok(true); // History: final when it was read.
+    };
+    if height <= network.finalized_height.unwrap_or(-1) {
+        return Ok(true);
+    }
+    let raw = state.raw().conn().await?;
+    Ok(reads::raw_block_hash(&raw, network.network_id, height).await?.as_ref() == Some(hash))
 }
 
 impl Place {

@@ -14,8 +14,12 @@ use crate::stream::Hub;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ApiConfig {
-    /// Requests per minute one client may send; bursts up to the same number. 0 switches the limit off.
+    /// Requests per minute one client may send. 0 switches the limit off.
     pub requests_per_minute: u32,
+    /// Requests one client may send at once; 0: as many as in a minute.
+    pub burst: u32,
+    /// Origins whose pages may call the API from a browser; `*` for all, none: no page of another origin.
+    pub cors_origins: Vec<String>,
     /// Read the client's address from the last entry of X-Forwarded-For. Only behind a proxy of your own.
     pub trust_forwarded_for: bool,
     /// Live connections at once.
@@ -36,6 +40,8 @@ impl Default for ApiConfig {
     fn default() -> Self {
         Self {
             requests_per_minute: 1200,
+            burst: 0,
+            cors_origins: Vec::new(),
             trust_forwarded_for: false,
             stream_clients_max: 512,
             stream_poll_ms: 100,

@@ -102,6 +102,10 @@ async fn pages_hold_their_data_without_script() -> anyhow::Result<()> {
         let fact = if fact == "poison" { "ERC-721 has 4" } else { fact };
         assert!(operator.contains(fact), "{fact}");
     }
+    // The bus is Postgres: what is numbered is published, nothing waits between the two.
+    let streams = operator.split("id=\"streams\"").nth(1).and_then(|rest| rest.split("</table>").next());
+    let streams = streams.expect("a table of streams");
+    assert!(streams.contains("90\u{202f}210") && !streams.contains("data-label=\"Waiting\">1<"), "{streams}");
     let docs = page(&seed, "/docs").await?;
     assert!(
         docs.contains("/v1/stream") && docs.contains("problem-not_found") && docs.contains("min_finality")
@@ -135,6 +139,20 @@ async fn the_tidemark_stands_between_wet_and_dry_rows() -> anyhow::Result<()> {
         };
     }
     panic!("no line between {FINALIZED} and {HEAD}");
+}
+
+#[tokio::test]
+async fn no_page_leads_to_an_operator_page_that_is_not_served() -> anyhow::Result<()> {
+    for served in [true, false] {
+        let config = tidemark_api::ApiConfig { operator_page: served, ..Default::default() };
+        let seed = seed::seed_with(config).await?;
+        let tx = hex::encode(seed.transfers[0].tx_hash);
+        for path in ["/", "/docs", "/search?q=x", &format!("/tx/1/0x{tx}")] {
+            assert_eq!(page(&seed, path).await?.contains("href=\"/operator\""), served, "{path}");
+        }
+        assert_eq!(get(&seed, "/operator").await?.0.as_u16(), if served { 200 } else { 404 });
+    }
+    Ok(())
 }
 
 #[tokio::test]

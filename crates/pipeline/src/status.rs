@@ -1,7 +1,7 @@
 //! Network status: what the raw side and the ledger say of each network, brought together into the one row
 //! that every answer's `meta` is made from. Both sides may be different databases, so it is read here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tidemark_model::OffsetDateTime;
@@ -14,6 +14,9 @@ use tokio_util::sync::CancellationToken;
 
 /// Pause between two looks.
 const EVERY: Duration = Duration::from_millis(300);
+
+/// Lags are measured at every tenth look.
+const MEASURE_EVERY: u64 = 10;
 
 /// Keeps projection.network_status fresh.
 pub struct StatusProjector {
@@ -35,6 +38,9 @@ impl StatusProjector {
     pub async fn run(&self, stop: CancellationToken) -> Result<(), StoreError> {
         let mut seen = BTreeMap::new();
         let mut newest = Newest::new();
+        // Networks whose lags may be other than what was last shown.
+        let mut due = BTreeSet::new();
+        let mut looks = 0_u64;
         loop {
             let now = self.read(&mut newest).await?;
             let changed: Vec<NetworkStatusInput> =
@@ -44,14 +50,54 @@ impl StatusProjector {
                 let tx = conn.tx().await?;
                 projection::refresh_network_status(&tx, &changed).await?;
                 tx.commit().await?;
+                due.extend(changed.iter().map(|one| one.network_id));
                 seen.extend(changed.into_iter().map(|one| (one.network_id, one)));
             }
+            if looks % MEASURE_EVERY == 0 {
+                self.measure(&seen, &mut due).await?;
+            }
+            looks += 1;
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
                 () = tokio::time::sleep(EVERY) => {}
             }
         }
+    }
+
+    /// S0 §17.2: how old the newest state of each stage is, in chain time. Zero where a stage has all it can have.
+    /// A network that stands still and lags nowhere is not asked again until it moves.
+    async fn measure(
+        &self,
+        seen: &BTreeMap<NetworkId, NetworkStatusInput>,
+        due: &mut BTreeSet<NetworkId>,
+    ) -> Result<(), StoreError> {
+        let (raw, app) = (self.raw.conn().await?, self.app.conn().await?);
+        for network in
+            seen.values().filter(|network| due.contains(&network.network_id)).cloned().collect::<Vec<_>>()
+        {
+            let id = network.network_id;
+            let projected = status::projected_height(&app, id.0).await?.unwrap_or(-1);
+            let reported = cursor::head(&raw, id).await?.and_then(|head| head.finalized);
+            let lags = Lags {
+                ingested: network.ingested_height.unwrap_or(-1),
+                ingested_at: network.head_time,
+                normalized: network.normalized_height.unwrap_or(-1),
+                projected,
+                finalized: network.finalized_height.unwrap_or(-1),
+                reported: reported.map_or(-1, |block| block.height.as_i64()),
+            };
+            let heights = [lags.normalized, lags.projected, lags.finalized, lags.reported];
+            let times = status::block_times(&app, id.0, &heights).await?;
+            let seconds = lags.seconds(&times);
+            if seconds.iter().all(|(_, seconds)| *seconds == 0.0) {
+                due.remove(&id);
+            }
+            for (name, seconds) in seconds {
+                metrics::gauge!(name, "network" => network.slug.clone()).set(seconds);
+            }
+        }
+        Ok(())
     }
 
     /// One refresh, for commands that do not run roles.
@@ -99,5 +145,76 @@ impl StatusProjector {
             }
         };
         Ok(self.networks.iter().map(status_of).collect())
+    }
+}
+
+/// Where the stages of a network stand.
+struct Lags {
+    ingested: i64,
+    ingested_at: Option<OffsetDateTime>,
+    normalized: i64,
+    projected: i64,
+    finalized: i64,
+    reported: i64,
+}
+
+impl Lags {
+    /// Gauges by name. `times`: of normalized, projected, finalized and reported.
+    fn seconds(&self, times: &[Option<OffsetDateTime>]) -> [(&'static str, f64); 3] {
+        let time = |at: usize| times.get(at).copied().flatten();
+        let behind =
+            |done: bool, newer: Option<OffsetDateTime>, older: Option<OffsetDateTime>| match (newer, older) {
+                _ if done => 0.0,
+                (Some(newer), Some(older)) => (newer - older).as_seconds_f64().max(0.0),
+                // Nothing is there yet: as old as what waits.
+                (Some(newer), None) => (OffsetDateTime::now_utc() - newer).as_seconds_f64().max(0.0),
+                (None, _) => 0.0,
+            };
+        // The ledger has no card of a block it has not read.
+        let reported_at = if self.reported > self.normalized { self.ingested_at } else { time(3) };
+        [
+            (
+                "state_updater_lag_seconds",
+                behind(self.normalized >= self.ingested, self.ingested_at, time(0)),
+            ),
+            ("projection_lag_seconds", behind(self.projected >= self.ingested, self.ingested_at, time(1))),
+            ("finality_lag_seconds", behind(self.finalized >= self.reported, reported_at, time(2))),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_that_has_all_it_can_have_does_not_lag() {
+        let at = |seconds: i64| OffsetDateTime::from_unix_timestamp(1_700_000_000 + seconds).ok();
+        let lags = Lags {
+            ingested: 100,
+            ingested_at: at(1000),
+            normalized: 100,
+            projected: 90,
+            finalized: 60,
+            reported: 70,
+        };
+        let times = [at(1000), at(880), at(400), at(520)];
+        assert_eq!(
+            lags.seconds(&times),
+            [
+                ("state_updater_lag_seconds", 0.0),
+                ("projection_lag_seconds", 120.0),
+                ("finality_lag_seconds", 120.0),
+            ]
+        );
+        let empty = Lags {
+            ingested: -1,
+            ingested_at: None,
+            normalized: -1,
+            projected: -1,
+            finalized: -1,
+            reported: -1,
+        };
+        assert!(empty.seconds(&[None; 4]).iter().all(|(_, seconds)| *seconds == 0.0));
     }
 }

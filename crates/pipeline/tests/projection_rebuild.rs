@@ -6,7 +6,8 @@ use std::sync::Mutex;
 
 use projection_support::*;
 use tidemark_pipeline::projectors::{
-    Progress, ProjectionName, RebuildReport, forget_rebuild, rebuild_projection, reconcile, undo_rebuild,
+    Progress, ProjectionName, RebuildReport, forget_outdated_rebuilds, forget_rebuild, rebuild_projection,
+    reconcile, undo_rebuild,
 };
 
 /// Some of everything: final, confirmed, pending, burned, reverted, moved.
@@ -81,6 +82,24 @@ async fn tampering_is_reported_mended_and_can_be_undone() {
                  where n.nspname = 'projection' and c.relname like any (array['%\\_\\_shadow%', '%\\_\\_old%',
                        '%\\_\\_undone%', '%\\_\\_changes%', '%\\_\\_line%'])";
     assert_eq!(world.number(left).await, 0);
+}
+
+#[tokio::test]
+async fn what_is_kept_for_undo_is_dropped_after_a_day() {
+    let world = lived_world().await;
+    let (kept, old) = (ProjectionName::AssetCards, ProjectionName::CollectionStats);
+    rebuild(&world, kept).await;
+    rebuild(&world, old).await;
+    assert_eq!(forget_outdated_rebuilds(&world.db).await.expect("looks"), []);
+    let aged = "do $$ begin execute format('comment on table projection.collection_stats__changes is %L',
+                    now() - interval '25 hours'); end $$";
+    world.conn.batch("age", aged).await.expect("ages");
+    assert_eq!(forget_outdated_rebuilds(&world.db).await.expect("forgets"), [old]);
+    assert_eq!(forget_outdated_rebuilds(&world.db).await.expect("forgets once"), []);
+    assert!(!undo_rebuild(&world.db, old).await.expect("looks"), "it is gone");
+    assert!(undo_rebuild(&world.db, kept).await.expect("undoes"), "it was kept");
+    let noted = "select count(*) from pg_trigger where tgname like '%\\_\\_note'";
+    assert_eq!(world.number(noted).await, 0, "nobody notes keys any more");
 }
 
 #[tokio::test]

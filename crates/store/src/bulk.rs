@@ -51,21 +51,34 @@ pub async fn read_progress(conn: &Conn, network: NetworkId) -> Result<Option<Pro
     Ok(row.map(|row| Progress { head: row.get(0), finalized: row.get(1), history: row.get(2) }))
 }
 
-// A window that is only partly numbered may end before the newest event: then the answer is yes, too.
+// Looks only at what the projector has not taken yet: numbered events above its position, and events that the
+// relay has not numbered. A long backlog counts as this network's without a look; so does a window of the
+// relay that is only partly numbered, and everything where no relay has ever run.
 const PROJECTOR_LAGS: &str = "
-    with newest as (
-        select o.part, o.xid from system.outbox_events o
-         where o.stream = 'ledger' and o.partition_key = $1
-         order by o.day desc, o.seq desc limit 1)
-    select exists (
-        select from newest n
-          left join system.relay_cursor r on r.id = 1
-          left join system.bus_partitions b on b.stream = 'ledger' and b.part = n.part
+    with backlog as (
+        select l.outbox_day, l.outbox_seq
+          from system.bus_partitions b
           left join system.consumer_positions p
-                 on p.handler_kind = 'projector' and p.stream = 'ledger' and p.part = n.part
-         where r.id is null or r.window_end is not null
-            or not pg_visible_in_snapshot(n.xid, r.snapshot::pg_snapshot)
-            or coalesce(p.pseq, 0) < coalesce(b.next_pseq, 1) - 1)";
+                 on p.handler_kind = 'projector' and p.stream = 'ledger' and p.part = b.part
+         cross join lateral (select l.outbox_day, l.outbox_seq from system.bus_log l
+                              where l.stream = 'ledger' and l.part = b.part and l.pseq > coalesce(p.pseq, 0)
+                              order by l.pseq limit 1001) l
+         where b.stream = 'ledger')
+    select case
+        when r.id is null then
+            exists (select from system.outbox_events o where o.stream = 'ledger' and o.partition_key = $1)
+        else r.window_end is not null
+            or (select count(*) from backlog) > 1000
+            or exists (select from backlog l
+                        cross join lateral (select o.partition_key from system.outbox_events o
+                                             where o.day = l.outbox_day and o.seq = l.outbox_seq limit 1) o
+                        where o.partition_key = $1)
+            or exists (select from system.outbox_events o
+                        where o.xid >= pg_snapshot_xmin(r.snapshot::pg_snapshot)
+                          and not pg_visible_in_snapshot(o.xid, r.snapshot::pg_snapshot)
+                          and o.stream = 'ledger' and o.partition_key = $1)
+        end
+      from (select 1) one left join system.relay_cursor r on r.id = 1";
 
 /// Does the ledger have live events that the projections do not hold yet? A segment adds its differences to
 /// what the projections hold, so that must be what the ledger holds.

@@ -201,13 +201,20 @@ pub async fn refresh_network_status(tx: &Tx<'_>, inputs: &[NetworkStatusInput]) 
     .await
 }
 
-const MOVE_WATERMARK: &str =
-    "update projection.network_status set projected_height = $2, updated_at = now() where network_id = $1";
+const MOVE_WATERMARK: &str = "
+    update projection.network_status
+       set projected_height = $2, projected_hash = decode(substr($3::text, 3), 'hex'), updated_at = now()
+     where network_id = $1";
 
-/// Notes the newest block whose events are projected, in the transaction that projected them. The row is
-/// made by [`refresh_network_status`].
-pub async fn move_watermark(tx: &Tx<'_>, network: NetworkId, height: i64) -> Result<(), StoreError> {
-    tx.execute("move the projection watermark", MOVE_WATERMARK, &[&network.0, &height]).await?;
+/// Notes the newest block whose events are projected, in the transaction that projected them, with its hash
+/// (`0x…`) unless it is history, which is final. The row is made by [`refresh_network_status`].
+pub async fn move_watermark(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    height: i64,
+    hash: Option<&str>,
+) -> Result<(), StoreError> {
+    tx.execute("move the projection watermark", MOVE_WATERMARK, &[&network.0, &height, &hash]).await?;
     Ok(())
 }
 

@@ -48,12 +48,14 @@ pub struct NetworkRow {
     pub updated_at: OffsetDateTime,
     /// Time of the newest known block at or below `projected_height`.
     pub projected_time: Option<OffsetDateTime>,
+    /// Hash of the block at `projected_height`; none for history.
+    pub projected_hash: Option<Vec<u8>>,
 }
 
 const NETWORKS: &str = "
     select s.network_id, s.slug, s.family, s.start_block, s.confirmations, s.head_height, s.head_time,
            s.ingested_height, s.normalized_height, s.finalized_height, s.projected_height, s.finalized_at,
-           s.halted_reason, s.events_total, s.reorgs_total, s.updated_at, p.block_time as projected_time
+           s.halted_reason, s.events_total, s.reorgs_total, s.updated_at, p.block_time as projected_time, s.projected_hash
       from projection.network_status s
       left join lateral (select b.block_time from projection.block_cards b
                           where b.network_id = s.network_id and b.height <= s.projected_height
@@ -83,6 +85,7 @@ pub async fn networks(conn: &Conn) -> Result<Vec<NetworkRow>, StoreError> {
             reorgs_total: row.get(14),
             updated_at: row.get(15),
             projected_time: row.get(16),
+            projected_hash: row.get(17),
         })
         .collect())
 }
@@ -200,13 +203,20 @@ macro_rules! collections_ranked {
 }
 const COLLECTIONS_RANKED: &str = collections_ranked!("");
 const COLLECTIONS_RANKED_IN: &str = collections_ranked!("c.network_id = $5 and");
-const COLLECTIONS_BY_ID_ORDER: &str = concat!(
-    "select ",
-    collection_columns!(),
-    " from projection.collection_stats c
-     where c.collection_id > $1 and (not $2 or not c.is_stub) and ($3::int is null or c.network_id = $3)
-     order by c.collection_id limit $4"
-);
+macro_rules! collections_by_id_order {
+    ($filter:literal) => {
+        concat!(
+            "select ",
+            collection_columns!(),
+            " from projection.collection_stats c
+             where ",
+            $filter,
+            " c.collection_id > $1 and (not $2 or not c.is_stub) order by c.collection_id limit $3"
+        )
+    };
+}
+const COLLECTIONS_BY_ID_ORDER: &str = collections_by_id_order!("");
+const COLLECTIONS_BY_ID_ORDER_IN: &str = collections_by_id_order!("c.network_id = $4 and");
 
 /// Collections with most transfers first, after the given place.
 pub async fn collections_ranked(
@@ -237,13 +247,14 @@ pub async fn collections_by_id_order(
     require_metadata: bool,
     limit: i64,
 ) -> Result<Vec<CollectionRow>, StoreError> {
-    let rows = conn
-        .query(
-            "list collections by id",
-            COLLECTIONS_BY_ID_ORDER,
-            &[&after, &require_metadata, &network, &limit],
-        )
-        .await?;
+    let label = "list collections by id";
+    let rows = match network {
+        None => conn.query(label, COLLECTIONS_BY_ID_ORDER, &[&after, &require_metadata, &limit]).await?,
+        Some(network) => {
+            let params: [crate::db::Param<'_>; 4] = [&after, &require_metadata, &limit, &network];
+            conn.query(label, COLLECTIONS_BY_ID_ORDER_IN, &params).await?
+        }
+    };
     Ok(rows.iter().map(collection).collect())
 }
 
@@ -447,7 +458,10 @@ fn asset(row: &Row) -> AssetRow {
 const ASSETS: &str = concat!(asset_select!(), "where c.asset_id = any($1) order by c.asset_id");
 const ASSETS_OF_COLLECTION: &str = concat!(
     asset_select!(),
-    "where c.collection_id = $1 and c.asset_id > $2 and (not $3 or not c.is_stub) order by c.asset_id limit $4"
+    "where c.collection_id = $1
+       and (length(c.token_id), c.token_id collate \"C\", c.asset_id) > ($2::int, $3::text, $4::uuid)
+       and (not $5 or not c.is_stub)
+     order by length(c.token_id), c.token_id collate \"C\", c.asset_id limit $6"
 );
 const ASSETS_BY_NAME: &str = concat!(
     asset_select!(),
@@ -461,17 +475,18 @@ pub async fn assets(conn: &Conn, ids: &[Uuid]) -> Result<Vec<AssetRow>, StoreErr
     Ok(rows.iter().map(asset).collect())
 }
 
-/// Assets of a collection by id.
+/// Assets of a collection by token id (numbers by value), after the asset with this token id and id.
 pub async fn assets_of_collection(
     conn: &Conn,
     collection: Uuid,
-    after: Uuid,
+    after: (&str, Uuid),
     require_metadata: bool,
     limit: i64,
 ) -> Result<Vec<AssetRow>, StoreError> {
-    let rows = conn
-        .query("list assets", ASSETS_OF_COLLECTION, &[&collection, &after, &require_metadata, &limit])
-        .await?;
+    let length = i32::try_from(after.0.chars().count()).unwrap_or(i32::MAX);
+    let params: [crate::db::Param<'_>; 6] =
+        [&collection, &length, &after.0, &after.1, &require_metadata, &limit];
+    let rows = conn.query("list assets", ASSETS_OF_COLLECTION, &params).await?;
     Ok(rows.iter().map(asset).collect())
 }
 
@@ -788,7 +803,10 @@ const ACCOUNT_COLLECTIONS: &str = concat!(
     collection_columns!(),
     ", h.asset_count as held, h.qty::text as held_qty
        from (select h.collection_id, h.asset_count, h.qty from projection.collection_holders h
-              where h.account_id = $1 and h.collection_id > $2 order by h.collection_id limit $3) h
+              where h.account_id = $1 and h.collection_id > $2
+                and (not $4 or exists (select 1 from projection.collection_stats k
+                                        where k.collection_id = h.collection_id and not k.is_stub))
+              order by h.collection_id limit $3) h
        join lateral (select * from projection.collection_stats x where x.collection_id = h.collection_id limit 1) c
             on true
       order by h.collection_id"
@@ -799,11 +817,11 @@ pub async fn account_collections(
     conn: &Conn,
     account: Uuid,
     after: Uuid,
+    require_metadata: bool,
     limit: i64,
 ) -> Result<Vec<(CollectionRow, i64, String)>, StoreError> {
-    let rows = conn
-        .query("list collections of an account", ACCOUNT_COLLECTIONS, &[&account, &after, &limit])
-        .await?;
+    let params: [crate::db::Param<'_>; 4] = [&account, &after, &limit, &require_metadata];
+    let rows = conn.query("list collections of an account", ACCOUNT_COLLECTIONS, &params).await?;
     Ok(rows.iter().map(|row| (collection(row), row.get("held"), row.get("held_qty"))).collect())
 }
 
@@ -908,20 +926,51 @@ pub struct TransferRow {
 }
 
 macro_rules! transfer_window {
-    ($filter:literal) => {
+    ($columns:literal, $filter:literal, $limit:literal) => {
         concat!(
-            "select t.network_id, t.height, t.event_index, t.sub_index, t.event_id, t.kind, t.asset_id,
-                    t.collection_id, t.from_account, t.to_account, t.qty, t.tx_hash, t.block_hash, t.event_time,
-                    t.is_reverted
-               from projection.transfers t
+            "select ",
+            $columns,
+            " from projection.transfers t
               where t.network_id = $1",
             $filter,
             " and (t.height, t.event_index, t.sub_index, t.event_id) < ($2::bigint, $3::int, $4::int, $5::uuid)
                 and t.height <= $6 and ($7 or not t.is_reverted)
-                and ($8::text[] is null or t.kind::text = any($8))
-              order by t.height desc, t.event_index desc, t.sub_index desc, t.event_id desc
-              limit $9"
+              order by t.height desc, t.event_index desc, t.sub_index desc, t.event_id desc ",
+            $limit
         )
+    };
+}
+macro_rules! any_kind {
+    ($filter:literal) => {
+        transfer_window!(
+            "t.network_id, t.height, t.event_index, t.sub_index, t.event_id, t.kind, t.asset_id, t.collection_id,
+             t.from_account, t.to_account, t.qty, t.tx_hash, t.block_hash, t.event_time, t.is_reverted",
+            $filter,
+            "limit $8"
+        )
+    };
+}
+// Kinds are looked for in a stretch of the list: a kind that is rare, or never there, must not cost a walk through
+// all of it. Rows come in the order of the index, so the filter outside ends the walk as soon as it may.
+macro_rules! some_kinds {
+    ($filter:literal) => {
+        concat!(
+            "select w.* from (",
+            transfer_window!(
+                "t.network_id, t.height, t.event_index, t.sub_index, t.event_id, t.kind, t.asset_id,
+                 t.collection_id, t.from_account, t.to_account, t.qty, t.tx_hash, t.block_hash, t.event_time,
+                 t.is_reverted",
+                $filter,
+                "limit 10000"
+            ),
+            ") w where w.kind::text = any($9::text[]) limit $8"
+        )
+    };
+}
+// Where that stretch ends, if it ends before the list does.
+macro_rules! stretch_end {
+    ($filter:literal) => {
+        transfer_window!("t.height, t.event_index, t.sub_index, t.event_id", $filter, "offset 9999 limit 1")
     };
 }
 macro_rules! dressed {
@@ -952,19 +1001,44 @@ macro_rules! newest_first {
         dressed!($page, "p.height desc, p.event_index desc, p.sub_index desc, p.event_id desc")
     };
 }
-const TRANSFERS: &str = newest_first!(transfer_window!(""));
-const TRANSFERS_OF_ASSET: &str = newest_first!(transfer_window!(" and t.asset_id = $10"));
-const TRANSFERS_OF_COLLECTION: &str = newest_first!(transfer_window!(" and t.collection_id = $10"));
-const TRANSFERS_OF_BLOCK: &str = newest_first!(transfer_window!(" and t.height = $10"));
-const TRANSFERS_OF_TX: &str = newest_first!(transfer_window!(" and t.height = $10 and t.tx_hash = $11"));
-// Two ordered index scans, merged; a transfer to oneself is in the first only.
+// Transfers of an account: two ordered index scans, merged; a transfer to oneself is in the first only.
+const TRANSFERS: &str = newest_first!(any_kind!(""));
+const TRANSFERS_OF_ASSET: &str = newest_first!(any_kind!(" and t.asset_id = $9"));
+const TRANSFERS_OF_COLLECTION: &str = newest_first!(any_kind!(" and t.collection_id = $9"));
+const TRANSFERS_OF_BLOCK: &str = newest_first!(any_kind!(" and t.height = $9"));
+const TRANSFERS_OF_TX: &str = newest_first!(any_kind!(" and t.height = $9 and t.tx_hash = $10"));
 const TRANSFERS_OF_ACCOUNT: &str = newest_first!(concat!(
     "select * from ((",
-    transfer_window!(" and t.from_account = $10"),
+    any_kind!(" and t.from_account = $9"),
     ") union all (",
-    transfer_window!(" and t.to_account = $10 and t.from_account is distinct from $10"),
-    ")) u order by u.height desc, u.event_index desc, u.sub_index desc, u.event_id desc limit $9"
+    any_kind!(" and t.to_account = $9 and t.from_account is distinct from $9"),
+    ")) u order by u.height desc, u.event_index desc, u.sub_index desc, u.event_id desc limit $8"
 ));
+const KINDS: &str = newest_first!(some_kinds!(""));
+const KINDS_OF_ASSET: &str = newest_first!(some_kinds!(" and t.asset_id = $10"));
+const KINDS_OF_COLLECTION: &str = newest_first!(some_kinds!(" and t.collection_id = $10"));
+const KINDS_OF_BLOCK: &str = newest_first!(some_kinds!(" and t.height = $10"));
+const KINDS_OF_TX: &str = newest_first!(some_kinds!(" and t.height = $10 and t.tx_hash = $11"));
+const KINDS_OF_ACCOUNT: &str = newest_first!(concat!(
+    "select * from ((",
+    some_kinds!(" and t.from_account = $10"),
+    ") union all (",
+    some_kinds!(" and t.to_account = $10 and t.from_account is distinct from $10"),
+    ")) u order by u.height desc, u.event_index desc, u.sub_index desc, u.event_id desc limit $8"
+));
+// The newest of two ends: below it one of the two was not looked at.
+const STRETCH: &str = stretch_end!("");
+const STRETCH_OF_ASSET: &str = stretch_end!(" and t.asset_id = $8");
+const STRETCH_OF_COLLECTION: &str = stretch_end!(" and t.collection_id = $8");
+const STRETCH_OF_BLOCK: &str = stretch_end!(" and t.height = $8");
+const STRETCH_OF_TX: &str = stretch_end!(" and t.height = $8 and t.tx_hash = $9");
+const STRETCH_OF_ACCOUNT: &str = concat!(
+    "select * from ((",
+    stretch_end!(" and t.from_account = $8"),
+    ") union all (",
+    stretch_end!(" and t.to_account = $8 and t.from_account is distinct from $8"),
+    ")) u order by u.height desc, u.event_index desc, u.sub_index desc, u.event_id desc limit 1"
+);
 
 fn transfer(row: &Row) -> TransferRow {
     TransferRow {
@@ -995,10 +1069,10 @@ fn transfer(row: &Row) -> TransferRow {
     }
 }
 
-/// Transfers, newest first.
-pub async fn transfers(conn: &Conn, query: &TransferQuery) -> Result<Vec<TransferRow>, StoreError> {
-    let place = query.before;
-    let mut params: Vec<crate::db::Param<'_>> = vec![
+/// Parameters that all statements about a list of transfers begin with.
+fn window_params(query: &TransferQuery) -> Vec<crate::db::Param<'_>> {
+    let place = &query.before;
+    vec![
         &query.network,
         &place.height,
         &place.event_index,
@@ -1006,35 +1080,98 @@ pub async fn transfers(conn: &Conn, query: &TransferQuery) -> Result<Vec<Transfe
         &place.event_id,
         &query.height_max,
         &query.include_reverted,
-        &query.kinds,
-        &query.limit,
-    ];
-    let sql = match &query.scope {
-        TransferScope::Network => TRANSFERS,
+    ]
+}
+
+/// Adds the parameters of the scope; gives the statement for it.
+fn scoped<'a>(
+    scope: &'a TransferScope,
+    params: &mut Vec<crate::db::Param<'a>>,
+    statements: [&'static str; 6],
+) -> &'static str {
+    let [network, asset, collection, account, block, transaction] = statements;
+    match scope {
+        TransferScope::Network => network,
         TransferScope::Asset(id) => {
             params.push(id);
-            TRANSFERS_OF_ASSET
+            asset
         }
         TransferScope::Collection(id) => {
             params.push(id);
-            TRANSFERS_OF_COLLECTION
+            collection
         }
         TransferScope::Account(id) => {
             params.push(id);
-            TRANSFERS_OF_ACCOUNT
+            account
         }
         TransferScope::Block(height) => {
             params.push(height);
-            TRANSFERS_OF_BLOCK
+            block
         }
         TransferScope::Transaction(height, hash) => {
             params.push(height);
             params.push(hash);
-            TRANSFERS_OF_TX
+            transaction
+        }
+    }
+}
+
+/// Transfers, newest first. With `kinds`, a short answer may be the end of the stretch that was looked at and not
+/// of the list: [`transfers_stretch_end`] tells.
+pub async fn transfers(conn: &Conn, query: &TransferQuery) -> Result<Vec<TransferRow>, StoreError> {
+    let mut params = window_params(query);
+    params.push(&query.limit);
+    let sql = match &query.kinds {
+        None => scoped(
+            &query.scope,
+            &mut params,
+            [
+                TRANSFERS,
+                TRANSFERS_OF_ASSET,
+                TRANSFERS_OF_COLLECTION,
+                TRANSFERS_OF_ACCOUNT,
+                TRANSFERS_OF_BLOCK,
+                TRANSFERS_OF_TX,
+            ],
+        ),
+        Some(kinds) => {
+            params.push(kinds);
+            scoped(
+                &query.scope,
+                &mut params,
+                [KINDS, KINDS_OF_ASSET, KINDS_OF_COLLECTION, KINDS_OF_ACCOUNT, KINDS_OF_BLOCK, KINDS_OF_TX],
+            )
         }
     };
     let rows = conn.query("list transfers", sql, &params).await?;
     Ok(rows.iter().map(transfer).collect())
+}
+
+/// The last place that [`transfers`] looked at for kinds, if the list goes on below it.
+pub async fn transfers_stretch_end(
+    conn: &Conn,
+    query: &TransferQuery,
+) -> Result<Option<TransferPlace>, StoreError> {
+    let mut params = window_params(query);
+    let sql = scoped(
+        &query.scope,
+        &mut params,
+        [
+            STRETCH,
+            STRETCH_OF_ASSET,
+            STRETCH_OF_COLLECTION,
+            STRETCH_OF_ACCOUNT,
+            STRETCH_OF_BLOCK,
+            STRETCH_OF_TX,
+        ],
+    );
+    let row = conn.query_opt("find the end of a stretch", sql, &params).await?;
+    Ok(row.map(|row| TransferPlace {
+        height: row.get(0),
+        event_index: row.get(1),
+        sub_index: row.get(2),
+        event_id: row.get(3),
+    }))
 }
 
 const TRANSFERS_FORWARD: &str = dressed!(
@@ -1177,6 +1314,13 @@ pub async fn raw_transaction(
         payload: row.get(5),
         payload_ref: row.get(6),
     }))
+}
+
+const RAW_BLOCK_HASH: &str = "select projection.raw_block_hash($1, $2)";
+
+/// Hash of the block that the ingester holds at this height now (raw database).
+pub async fn raw_block_hash(raw: &Conn, network: i32, height: i64) -> Result<Option<Vec<u8>>, StoreError> {
+    Ok(raw.query_one("read a block's hash", RAW_BLOCK_HASH, &[&network, &height]).await?.get(0))
 }
 
 /// An event as it was read.
@@ -1332,13 +1476,24 @@ pub async fn cache_hits(conn: &Conn) -> Result<Vec<(String, Option<f64>)>, Store
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
+const FINALITY_SAMPLE: &str = "
+    select s.finality_status::text, (count(*) / sum(count(*)) over ())::float4
+      from (select o.finality_status from projection.ownership_view o limit 10000) s
+     group by 1";
+
 /// S0 §15.3: share of ownership rows per finality status, as the planner's statistics have it: counting them
-/// would read the table. Empty until the table was analyzed.
+/// would read the table. Until the table was analyzed, the shares of its first ten thousand rows.
 pub async fn finality_shares(conn: &Conn) -> Result<Vec<(String, f32)>, StoreError> {
     let row = conn.query_opt("read finality shares", FINALITY_SHARES, &[]).await?;
     let (labels, shares): (Option<Vec<String>>, Option<Vec<f32>>) =
         row.map_or((None, None), |row| (row.get(0), row.get(1)));
-    Ok(labels.unwrap_or_default().into_iter().zip(shares.unwrap_or_default()).collect())
+    match labels {
+        Some(labels) => Ok(labels.into_iter().zip(shares.unwrap_or_default()).collect()),
+        None => {
+            let rows = conn.query("sample finality shares", FINALITY_SAMPLE, &[]).await?;
+            Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+        }
+    }
 }
 
 /// Do both pools look at one database?
@@ -1353,6 +1508,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("collections_ranked", COLLECTIONS_RANKED),
     ("collections_ranked_in", COLLECTIONS_RANKED_IN),
     ("collections_by_id_order", COLLECTIONS_BY_ID_ORDER),
+    ("collections_by_id_order_in", COLLECTIONS_BY_ID_ORDER_IN),
     ("collections", COLLECTIONS),
     ("collections_by_name", COLLECTIONS_BY_NAME),
     ("collections_by_address_prefix", COLLECTIONS_BY_ADDRESS_PREFIX),
@@ -1375,11 +1531,24 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("transfers_of_account", TRANSFERS_OF_ACCOUNT),
     ("transfers_of_block", TRANSFERS_OF_BLOCK),
     ("transfers_of_tx", TRANSFERS_OF_TX),
+    ("kinds", KINDS),
+    ("kinds_of_asset", KINDS_OF_ASSET),
+    ("kinds_of_collection", KINDS_OF_COLLECTION),
+    ("kinds_of_account", KINDS_OF_ACCOUNT),
+    ("kinds_of_block", KINDS_OF_BLOCK),
+    ("kinds_of_tx", KINDS_OF_TX),
+    ("stretch", STRETCH),
+    ("stretch_of_asset", STRETCH_OF_ASSET),
+    ("stretch_of_collection", STRETCH_OF_COLLECTION),
+    ("stretch_of_account", STRETCH_OF_ACCOUNT),
+    ("stretch_of_block", STRETCH_OF_BLOCK),
+    ("stretch_of_tx", STRETCH_OF_TX),
     ("transfers_forward", TRANSFERS_FORWARD),
     ("blocks_at", BLOCKS_AT),
     ("blocks_by_hash", BLOCKS_BY_HASH),
     ("raw_tx_lookup", RAW_TX_LOOKUP),
     ("raw_transaction", RAW_TRANSACTION),
+    ("raw_block_hash", RAW_BLOCK_HASH),
     ("raw_events", RAW_EVENTS),
     ("event_origin", EVENT_ORIGIN),
     ("stream_read", STREAM_READ),
@@ -1387,4 +1556,5 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("operator_facts", OPERATOR_FACTS),
     ("cache_hits", CACHE_HITS),
     ("finality_shares", FINALITY_SHARES),
+    ("finality_sample", FINALITY_SAMPLE),
 ];

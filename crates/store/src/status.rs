@@ -169,6 +169,30 @@ pub async fn app_progress(conn: &Conn) -> Result<Vec<AppProgress>, StoreError> {
     Ok(rows.iter().map(progress).collect())
 }
 
+const PROJECTED_HEIGHT: &str = "select projected_height from projection.network_status where network_id = $1";
+
+/// Newest projected height of a network.
+pub async fn projected_height(conn: &Conn, network: i32) -> Result<Option<i64>, StoreError> {
+    let row = conn.query_opt("read the projected height", PROJECTED_HEIGHT, &[&network]).await?;
+    Ok(row.and_then(|row| row.get(0)))
+}
+
+const BLOCK_TIMES: &str = "
+    select (select b.block_time from projection.block_cards b
+             where b.network_id = $1 and b.height <= h.height order by b.height desc limit 1)
+      from unnest($2::bigint[]) with ordinality as h (height, at)
+     order by h.at";
+
+/// The time of the newest known block at or below each height.
+pub async fn block_times(
+    conn: &Conn,
+    network: i32,
+    heights: &[i64],
+) -> Result<Vec<Option<OffsetDateTime>>, StoreError> {
+    let rows = conn.query("read block times", BLOCK_TIMES, &[&network, &heights]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
 const OPEN_DLQ: &str = "
     select handler_kind, count(*) from system.dlq where resolved_at is null group by handler_kind order by 1";
 

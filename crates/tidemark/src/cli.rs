@@ -285,11 +285,17 @@ pub enum BenchCommand {
     /// What a thousand quiet networks cost, and how fast an outage of the node is made up for
     #[command(after_help = "Example:\n  tidemark bench growth --networks 100 --outage-seconds 60")]
     Growth(crate::bench::growth::GrowthArgs),
+    /// Every route at a fixed rate over HTTP, beside a bare select of the same row
+    #[command(
+        after_help = "Examples:\n  tidemark bench api --assets 20000 --transfers 100000 --seconds 2\n  \
+                            tidemark bench api --keep /var/tmp/bench-api --build-only"
+    )]
+    Api(crate::bench::api::ApiArgs),
 }
 
 impl BenchCommand {
     /// What `all` runs, in this order.
-    pub const EACH: &'static [&'static str] = &["sync", "ledger", "ingest", "bus", "live", "growth"];
+    pub const EACH: &'static [&'static str] = &["sync", "ledger", "ingest", "bus", "live", "growth", "api"];
 }
 
 /// `status`

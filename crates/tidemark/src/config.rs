@@ -177,6 +177,8 @@ pub struct Api {
     pub admin_listen: Option<SocketAddr>,
     /// Bearer token of the operator listener.
     pub admin_token: Option<Secret>,
+    /// Is the operator page part of the explorer?
+    pub operator_page: bool,
     /// Origins that browsers may call from; `*` for all.
     pub cors_origins: Vec<String>,
     /// Requests per second and client; 0 switches the limit off.

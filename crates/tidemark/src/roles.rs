@@ -19,6 +19,7 @@ use tidemark_model::chain::{ChainAdapter, Network};
 use tidemark_pipeline::handlers::{LedgerHandler, ProjectorHandler};
 use tidemark_pipeline::history::{HistoryOptions, HistoryWorker};
 use tidemark_pipeline::ingest::Ingester;
+use tidemark_pipeline::projectors::forget_outdated_rebuilds;
 use tidemark_pipeline::status::StatusProjector;
 use tidemark_pipeline::workers::keep_verifying;
 use tidemark_store::presence::Presence;
@@ -227,10 +228,14 @@ impl Shop {
         };
         let api = ApiConfig {
             requests_per_minute: config.rate_limit_rps.saturating_mul(60),
+            burst: config.rate_limit_burst,
+            cors_origins: config.cors_origins.clone(),
+            operator_page: config.operator_page,
             ..ApiConfig::default()
         };
         let state = ApiState::new(app, raw, api);
         let listen = config.listen;
+        let operators = tidemark_api::admin_routes(state.clone());
         group.start("api", Stage::Serve, move |running| serve(listen, state.clone(), running));
         if let Some(listen) = config.admin_listen {
             let token = config.admin_token.as_ref().map(Secret::expose).unwrap_or_default().to_owned();
@@ -241,9 +246,8 @@ impl Shop {
                 );
             }
             let admin = Admin::new(Replays::new(self, self.ctx.app.clone()));
-            group.start("admin", Stage::Serve, move |running| {
-                serve_admin(listen, token.clone(), admin.clone(), running)
-            });
+            let router = tidemark_api::admin_router(&token, operators.merge(admin.routes()));
+            group.start("admin", Stage::Serve, move |running| serve_admin(listen, router.clone(), running));
         }
         Ok(())
     }
@@ -324,17 +328,13 @@ async fn serve(listen: SocketAddr, state: ApiState, running: Running) -> anyhow:
     Ok(served?)
 }
 
-async fn serve_admin(
-    listen: SocketAddr,
-    token: String,
-    admin: Admin,
-    running: Running,
-) -> anyhow::Result<()> {
+/// The operator's listener; it ends when asked to, whoever is connected.
+async fn serve_admin(listen: SocketAddr, router: axum::Router, running: Running) -> anyhow::Result<()> {
     let listener = crate::telemetry::bind(listen, "api.admin_listen").await?;
-    let router = tidemark_api::admin_router(&token, admin.routes());
     running.up();
     let stop = running.stop.clone();
-    Ok(axum::serve(listener, router).with_graceful_shutdown(async move { stop.cancelled().await }).await?)
+    let server = axum::serve(listener, router).with_graceful_shutdown(async move { stop.cancelled().await });
+    Ok(server.await?)
 }
 
 /// Claims older than this move to the cold table (S0 §14).
@@ -357,6 +357,17 @@ async fn maintain(app: Db, sides: Vec<Side>, hot: RetentionOptions, running: Run
         drop(conn);
         if moved > 0 {
             tracing::info!(rows = moved, action = "archive_claims", "Moved old claims to the cold table.");
+        }
+        match forget_outdated_rebuilds(&app).await {
+            Ok(names) => {
+                for name in names {
+                    tracing::info!(projection = %name, action = "rebuild_forgotten", "Dropped what a rebuild kept for undo.");
+                }
+            }
+            // A reader held the table for longer than this waits: next time.
+            Err(error) => {
+                tracing::warn!(error = %error, action = "rebuild_forget", "A rebuild could not be forgotten yet.")
+            }
         }
         for side in &sides {
             let report = retention::run(&side.db, side.bus.as_ref(), &hot).await?;

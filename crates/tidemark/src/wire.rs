@@ -109,6 +109,13 @@ impl DbRole {
             Self::Worker => "tidemark_worker",
         }
     }
+    /// What users wait for is bounded more tightly than what workers do.
+    fn statement_timeout(self) -> Option<Duration> {
+        match self {
+            Self::Api => tidemark_api::db_options(1).statement_timeout,
+            Self::Ingest | Self::Worker => DbOptions::default().statement_timeout,
+        }
+    }
 }
 
 impl Context {
@@ -130,7 +137,7 @@ impl Context {
             application_name: role.name().into(),
             connections_max,
             role: may.then(|| role.name().to_owned()),
-            ..DbOptions::default()
+            statement_timeout: role.statement_timeout(),
         };
         Ok(Db::open(db.url(), &options)?)
     }

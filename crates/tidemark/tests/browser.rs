@@ -140,6 +140,6 @@ async fn a_visitor_finds_an_owner_sees_a_transfer_arrive_and_a_reorg_take_it_bac
     let seen = Walk::start(&told).answer(&sim).await;
     let (code, log) = live.stop();
     assert_eq!(code, Some(0), "{log}");
-    let steps = ["home", "search", "asset", "live", "reorg", "theme", "phone", "plain"];
+    let steps = ["home", "search", "asset", "live", "reorg", "theme", "states", "phone", "plain"];
     assert_eq!(seen, steps, "the walk left something out");
 }

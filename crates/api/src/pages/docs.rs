@@ -97,7 +97,7 @@ pub(super) async fn page(state: ApiState, document: Arc<Value>) -> Response {
         })
         .collect();
     html(&DocsPage {
-        shell: Shell::bare("API"),
+        shell: Shell { operator: state.config().operator_page, ..Shell::bare("API") },
         version: state.config().version.clone(),
         groups: groups.into_values().collect(),
         common: common.into_values().collect(),

@@ -25,7 +25,7 @@ use crate::params::{PageParams, ReadParams, TransferParams};
 use crate::problem::Problem;
 use crate::reader::{AssetRef, CollectionRef, Reader, Sort};
 use crate::routes::chain::{find_block, find_transaction};
-use crate::routes::search::find;
+use crate::routes::search::{Taste, find};
 use crate::state::ApiState;
 use view::{AssetView, Feed, NetworkView, Shell, ago, group, short};
 
@@ -81,7 +81,17 @@ impl<E: Into<Problem>> From<E> for Oops {
 struct ProblemPage {
     shell: Shell,
     problem: Problem,
+    said: String,
     pending: bool,
+}
+
+/// What programs read as a clause, people read as a sentence.
+fn sentence(text: &str) -> String {
+    let mut letters = text.chars();
+    let first: String = letters.next().into_iter().flat_map(char::to_uppercase).collect();
+    let rest = letters.as_str();
+    let end = if text.ends_with(['.', '!', '?']) { "" } else { "." };
+    format!("{first}{rest}{end}")
 }
 
 impl IntoResponse for Oops {
@@ -89,7 +99,8 @@ impl IntoResponse for Oops {
         let problem = self.0;
         let (status, pending, retry_after) = (problem.status, problem.pending, problem.retry_after);
         let title = if pending { "Not here yet".to_owned() } else { problem.title.to_owned() };
-        let page = ProblemPage { shell: Shell::bare(&title), problem, pending };
+        let said = sentence(&problem.detail);
+        let page = ProblemPage { shell: Shell::bare(&title), problem, said, pending };
         let mut response = (status, html(&page)).into_response();
         if pending {
             response.headers_mut().insert("x-data-status", HeaderValue::from_static("pending"));
@@ -497,7 +508,12 @@ async fn transaction(
     let api = format!("/v1/transactions/{}/{}", network.slug, item.hash);
     let feed = Feed::new(transfers, std::slice::from_ref(&network), "").without_rules();
     Ok(html(&TransactionPage {
-        shell: Shell::of(&networks, &format!("Transaction {}", short(&item.hash)), &api),
+        shell: Shell::of(
+            &networks,
+            state.config().operator_page,
+            &format!("Transaction {}", short(&item.hash)),
+            &api,
+        ),
         age: ago(item.block_time),
         badge: view::Badge::of_height(&network, item.height),
         item,
@@ -516,7 +532,7 @@ struct SearchPage {
 async fn search(State(state): State<ApiState>, Asked(query): Asked) -> Result<Response, Oops> {
     let reader = Reader::open(&state).await?;
     let text = query.q.unwrap_or_default();
-    let (reader, mut found) = find(&state, reader, &text).await?;
+    let (reader, mut found) = find(&state, reader, &text, &Taste::default()).await?;
     // Whole addresses, hashes and ids mean one thing: go there.
     let exact = text.trim().len() >= 36 && found.len() == 1;
     if exact && let Some(only) = found.pop() {

@@ -19,6 +19,8 @@ pub(crate) struct Shell {
     pub(crate) css: &'static str,
     pub(crate) js: &'static str,
     pub(crate) icon: &'static str,
+    /// Is there an operator page?
+    pub(crate) operator: bool,
 }
 
 /// How far one network is, in the top bar.
@@ -30,9 +32,9 @@ pub(crate) struct Chip {
 
 impl Shell {
     pub(crate) fn new(reader: &Reader, title: &str, api: &str) -> Self {
-        Self::of(&reader.networks, title, api)
+        Self::of(&reader.networks, reader.operator_page, title, api)
     }
-    pub(crate) fn of(networks: &[NetworkRow], title: &str, api: &str) -> Self {
+    pub(crate) fn of(networks: &[NetworkRow], operator: bool, title: &str, api: &str) -> Self {
         let chips = networks
             .iter()
             .map(|row| {
@@ -46,9 +48,9 @@ impl Shell {
                 Chip { slug: network.slug, state: network.state, text }
             })
             .collect();
-        Self { chips, ..Self::bare_with(title, api) }
+        Self { chips, operator, ..Self::bare_with(title, api) }
     }
-    /// Without a database.
+    /// Without a database, for pages that say that something is not there.
     pub(crate) fn bare(title: &str) -> Self {
         Self::bare_with(title, "")
     }
@@ -61,6 +63,7 @@ impl Shell {
             css: &FILES.css,
             js: &FILES.js,
             icon: &FILES.icon,
+            operator: false,
         }
     }
 }

@@ -17,7 +17,8 @@ const BATCH_MAX: usize = 100;
 
 /// Several assets at once
 ///
-/// By id, by natural key, or both; at most a hundred together. Unknown assets are left out.
+/// By id, by natural key, or both; at most a hundred together. Unknown assets are left out. `min_height` waits when
+/// all are named by key on one network.
 #[utoipa::path(post, path = "/v1/assets/batch", operation_id = "assets_batch", tag = "assets", params(ReadParams), request_body = AssetBatch,
     responses((status = 200, body = Page<Asset>)))]
 pub(crate) async fn batch(
@@ -29,7 +30,17 @@ pub(crate) async fn batch(
     if wanted.ids.len() + wanted.keys.len() > BATCH_MAX {
         return Err(Problem::bad("invalid_body", "more than 100 assets", "Ask in several batches."));
     }
-    let reader = Reader::open(&state).await?;
+    let mut reader = Reader::open(&state).await?;
+    if let Some(height) = params.min_height {
+        // Ids are of any network: only keys say which one to wait for.
+        let networks: std::collections::BTreeSet<&str> =
+            wanted.keys.iter().map(|key| key.network.as_str()).collect();
+        let Some(network) = networks.first().filter(|_| networks.len() == 1 && wanted.ids.is_empty()) else {
+            return params.refuse_min_height().map(|()| unreachable!("it is there"));
+        };
+        let id = reader.network(network)?.network_id;
+        reader = reader.wait(&state, id, height).await?;
+    }
     let mut ids = wanted.ids;
     for key in &wanted.keys {
         let network = reader.network(&key.network)?.clone();

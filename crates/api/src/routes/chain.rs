@@ -128,17 +128,25 @@ pub(crate) async fn transaction_status(
 ///
 /// Show raw: the event's place is looked up by its id, then its row is read from its partition.
 #[utoipa::path(get, path = "/v1/events/{event_id}", tag = "chain",
-    params(("event_id" = Uuid, Path, description = "Event id")),
+    params(("event_id" = Uuid, Path, description = "Event id"), ReadParams),
     responses((status = 200, body = One<EventEvidence>)))]
 pub(crate) async fn event(
     State(state): State<ApiState>,
     P(event_id): P<Uuid>,
+    Q(params): Q<ReadParams>,
 ) -> Result<Json<One<EventEvidence>>, Problem> {
-    let reader = Reader::open(&state).await?;
-    let Some(origin) = reads::event_origin(&reader.conn, event_id).await? else {
-        return Err(reader.missing(None, "this event"));
-    };
+    params.refuse_as_of()?;
+    let mut reader = Reader::open(&state).await?;
+    let mut found = reads::event_origin(&reader.conn, event_id).await?;
+    if let (Some(origin), Some(height)) = (&found, params.min_height) {
+        reader = reader.wait(&state, origin.network_id, height).await?;
+        found = reads::event_origin(&reader.conn, event_id).await?;
+    }
+    let Some(origin) = found else { return Err(reader.missing(None, "this event")) };
     let network = reader.by_id(origin.network_id)?.clone();
+    if !is_sure_enough(&network, params.finality(), origin.height) {
+        return Err(not_sure(&params, "this event"));
+    }
     drop(reader);
     let raw = state.raw().conn().await?;
     let found = reads::raw_events(
@@ -185,10 +193,7 @@ pub(crate) async fn find_block(
         let projected = network.projected_height.unwrap_or(-1);
         return Err(if height > projected {
             Problem::pending(
-                format!(
-                    "not here yet: on {} we have read to {projected}, you asked for {height}",
-                    network.slug
-                ),
+                format!("on {} we have read to {projected}, you asked for {height}", network.slug),
                 "Ask again with min_height= to wait for it.",
             )
         } else if height < network.start_block {

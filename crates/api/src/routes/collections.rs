@@ -20,7 +20,7 @@ use crate::state::ApiState;
 pub(crate) struct CollectionParams {
     /// Network id or short name; all networks without it.
     network: Option<String>,
-    /// rank (most transfers first, the default) or id (no row missed or met twice while data changes).
+    /// id (the default: no row missed or met twice while data changes) or rank (most transfers first).
     #[param(inline)]
     sort: Option<Sort>,
 }
@@ -29,12 +29,12 @@ pub(crate) struct CollectionParams {
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct SortParams {
-    /// rank (largest first, the default) or id (no row missed or met twice while data changes).
+    /// id (the default: no row missed or met twice while data changes) or rank (largest first).
     #[param(inline)]
     sort: Option<Sort>,
 }
 
-/// Collections, most transfers first
+/// Collections
 #[utoipa::path(get, path = "/v1/collections", operation_id = "collections_list", tag = "collections",
     params(CollectionParams, ReadParams, PageParams), responses((status = 200, body = Page<Collection>)))]
 pub(crate) async fn list(
@@ -47,9 +47,15 @@ pub(crate) async fn list(
     let answer = match &filter.network {
         Some(network) => {
             let (reader, network) = Reader::at(&state, network, &params).await?;
-            reader.collections(Some(&network), sort, &params, &page).await?
+            let answer = reader.collections(Some(&network), sort, &params, &page).await?;
+            reader.not_silently_empty(Some(&network), answer, &page)?
         }
-        None => Reader::open(&state).await?.collections(None, sort, &params, &page).await?,
+        None => {
+            params.refuse_min_height()?;
+            let reader = Reader::open(&state).await?;
+            let answer = reader.collections(None, sort, &params, &page).await?;
+            reader.not_silently_empty(None, answer, &page)?
+        }
     };
     Ok(Json(answer))
 }
@@ -88,7 +94,7 @@ async fn one_of(
 
 /// Assets of a collection (by id)
 ///
-/// By asset id, an order no write changes.
+/// By token id (numbers by value), an order no write changes.
 #[utoipa::path(get, path = "/v1/collections/{id}/assets", operation_id = "collections_assets_by_id", tag = "collections",
     params(("id" = Uuid, Path, description = "Collection id"), ReadParams, PageParams), responses((status = 200, body = Page<Asset>)))]
 pub(crate) async fn assets_by_id(
@@ -102,7 +108,7 @@ pub(crate) async fn assets_by_id(
 
 /// Assets of a collection
 ///
-/// By asset id, an order no write changes.
+/// By token id (numbers by value), an order no write changes.
 #[utoipa::path(get, path = "/v1/collections/{network}/{address}/assets", operation_id = "collections_assets", tag = "collections",
     params(("network" = String, Path, description = "Network id or short name"), ("address" = String, Path, description = "Contract address"), ReadParams, PageParams), responses((status = 200, body = Page<Asset>)))]
 pub(crate) async fn assets(

@@ -3,21 +3,38 @@
 use axum::Json;
 use axum::extract::State;
 
-use crate::answer::{Meta, One, Page};
+use crate::answer::{Meta, One, Page, cut};
+use crate::cursor;
 use crate::dto::Network;
-use crate::params::{P, Q, ReadParams};
+use crate::params::{P, PageParams, Q, ReadParams};
 use crate::problem::Problem;
 use crate::reader::Reader;
 use crate::state::ApiState;
 
 /// All networks
 ///
-/// Every network read here, with its head, its watermark and its tidemark. Not paged: there are a handful.
-#[utoipa::path(get, path = "/v1/networks", operation_id = "networks_list", tag = "networks", responses((status = 200, body = Page<Network>)))]
-pub(crate) async fn list(State(state): State<ApiState>) -> Result<Json<Page<Network>>, Problem> {
+/// Every network read here, by id, with its head, its watermark and its tidemark.
+#[utoipa::path(get, path = "/v1/networks", operation_id = "networks_list", tag = "networks", params(ReadParams, PageParams),
+    responses((status = 200, body = Page<Network>)))]
+pub(crate) async fn list(
+    State(state): State<ApiState>,
+    Q(params): Q<ReadParams>,
+    Q(page): Q<PageParams>,
+) -> Result<Json<Page<Network>>, Problem> {
+    params.refuse_as_of()?;
+    params.refuse_min_height()?;
+    let limit = page.limit()?;
+    let after: (i32,) = match &page.cursor {
+        None => (i32::MIN,),
+        Some(text) => cursor::decode("networks", text)?,
+    };
     let reader = Reader::open(&state).await?;
-    let items = reader.networks.iter().map(Network::from).collect();
-    Ok(Json(Page { items, next: None, meta: Meta::across(&reader.networks) }))
+    // There are a handful: all are read for the watermarks anyway.
+    let mut rows: Vec<_> = reader.networks.iter().filter(|row| row.network_id > after.0).collect();
+    let more = cut(&mut rows, limit);
+    let next = rows.last().filter(|_| more).map(|row| cursor::encode("networks", &(row.network_id,)));
+    let items = rows.into_iter().map(Network::from).collect();
+    Ok(Json(Page { items, next, meta: Meta::across(&reader.networks) }))
 }
 
 /// One network

@@ -9,11 +9,12 @@ use tidemark_store::reads;
 use utoipa::IntoParams;
 use uuid::Uuid;
 
-use crate::answer::{Meta, Page};
+use crate::answer::{Meta, Page, cut};
+use crate::cursor;
 use crate::dto::{Asset, Block, Collection, Found, hex0x};
-use crate::params::{PAGE_ROWS_MAX, Q, canonical_address, canonical_token_id};
+use crate::params::{MinFinality, PageParams, Q, ReadParams, canonical_address, canonical_token_id};
 use crate::problem::Problem;
-use crate::reader::Reader;
+use crate::reader::{Reader, is_sure_enough};
 use crate::state::ApiState;
 
 /// What to look for.
@@ -23,9 +24,17 @@ pub(crate) struct SearchParams {
     /// An address, a hash, a height, a token id, an id, or the beginning of a name or an address.
     #[param(max_length = 200)]
     q: Option<String>,
-    /// Rows of the answer.
-    #[param(minimum = 1, maximum = 100, default = 20)]
-    limit: Option<u32>,
+    /// Network id or short name; all networks without it.
+    network: Option<String>,
+}
+
+/// What may be in the answer.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Taste {
+    /// Only of this network.
+    network: Option<i32>,
+    finality: MinFinality,
+    require_metadata: bool,
 }
 
 const QUERY_CHARS_MAX: usize = 200;
@@ -33,20 +42,47 @@ const QUERY_CHARS_MAX: usize = 200;
 const TOKEN_COLLECTIONS: i64 = 40;
 
 /// Search
-#[utoipa::path(get, path = "/v1/search", tag = "search", params(SearchParams),
+///
+/// Best first: exact matches, then beginnings of names and addresses; at most a hundred or so in all.
+#[utoipa::path(get, path = "/v1/search", tag = "search", params(SearchParams, ReadParams, PageParams),
     responses((status = 200, body = Page<Found>)))]
 pub(crate) async fn search(
     State(state): State<ApiState>,
-    Q(params): Q<SearchParams>,
+    Q(wanted): Q<SearchParams>,
+    Q(params): Q<ReadParams>,
+    Q(page): Q<PageParams>,
 ) -> Result<Json<Page<Found>>, Problem> {
-    let limit = params.limit.unwrap_or(20);
-    if !(1..=PAGE_ROWS_MAX).contains(&limit) {
-        return Err(Problem::bad("invalid_parameter", "limit is out of range", "limit goes from 1 to 100."));
+    params.refuse_as_of()?;
+    let limit = page.limit()?;
+    let (reader, network) = match &wanted.network {
+        Some(network) => {
+            let (reader, network) = Reader::at(&state, network, &params).await?;
+            (reader, Some(network))
+        }
+        None => {
+            params.refuse_min_height()?;
+            (Reader::open(&state).await?, None)
+        }
+    };
+    let taste = Taste {
+        network: network.as_ref().map(|network| network.network_id),
+        finality: params.finality(),
+        require_metadata: params.require_metadata(),
+    };
+    let text = wanted.q.as_deref().unwrap_or("").trim();
+    let binding = format!("search|{text}|{taste:?}");
+    // The place is the last thing shown: what is found before it later does not shift the page.
+    let after: Option<(String,)> =
+        page.cursor.as_deref().map(|cursor| cursor::decode(&binding, cursor)).transpose()?;
+    let (reader, mut items) = find(&state, reader, text, &taste).await?;
+    if let Some((after,)) = after {
+        let seen = items.iter().position(|item| item.page == after).map_or(items.len(), |at| at + 1);
+        items.drain(..seen);
     }
-    let reader = Reader::open(&state).await?;
-    let (reader, mut items) = find(&state, reader, params.q.as_deref().unwrap_or("")).await?;
-    items.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-    Ok(Json(Page { items, next: None, meta: Meta::across(&reader.networks) }))
+    let more = cut(&mut items, limit);
+    let next = items.last().filter(|_| more).map(|item| cursor::encode(&binding, &(&item.page,)));
+    let meta = network.as_ref().map_or_else(|| Meta::across(&reader.networks), Meta::of);
+    Ok(Json(Page { items, next, meta }))
 }
 
 /// Everything `text` may mean, best first.
@@ -54,6 +90,7 @@ pub(crate) async fn find(
     state: &ApiState,
     reader: Reader,
     text: &str,
+    taste: &Taste,
 ) -> Result<(Reader, Vec<Found>), Problem> {
     let text = text.trim();
     if text.chars().count() > QUERY_CHARS_MAX {
@@ -73,18 +110,26 @@ pub(crate) async fn find(
             api: format!("/v1/networks/{}", network.slug),
         });
     }
-    by_address(&reader, text, &mut found).await?;
-    by_id(&reader, text, &mut found).await?;
-    by_number(&reader, text, &mut found).await?;
-    by_prefix(&reader, text, &mut found).await?;
-    by_hash(state, &reader, text, &mut found).await?;
+    by_address(&reader, taste, text, &mut found).await?;
+    by_id(&reader, taste, text, &mut found).await?;
+    by_number(&reader, taste, text, &mut found).await?;
+    by_prefix(&reader, taste, text, &mut found).await?;
+    by_hash(state, &reader, taste, text, &mut found).await?;
+    if let Some(only) = taste.network.and_then(|id| reader.by_id(id).ok()) {
+        found.retain(|item| item.network == only.slug);
+    }
     let mut seen = std::collections::HashSet::new();
     found.retain(|item| seen.insert(item.page.clone()));
     Ok((reader, found))
 }
 
 /// A whole address, or `address/token` and `address #token`.
-async fn by_address(reader: &Reader, text: &str, found: &mut Vec<Found>) -> Result<(), Problem> {
+async fn by_address(
+    reader: &Reader,
+    taste: &Taste,
+    text: &str,
+    found: &mut Vec<Found>,
+) -> Result<(), Problem> {
     let (address, token) = match text.split_once(['/', '#']) {
         Some((address, token)) => (address.trim(), Some(token.trim().trim_start_matches('#'))),
         None => (text, None),
@@ -109,33 +154,38 @@ async fn by_address(reader: &Reader, text: &str, found: &mut Vec<Found>) -> Resu
         }
     }
     if !assets.is_empty() {
-        push_assets(reader, reads::assets(&reader.conn, &assets).await?, found);
+        push_assets(reader, taste, reads::assets(&reader.conn, &assets).await?, found);
     }
     if !ids.is_empty() {
-        push_collections(reader, reads::collections(&reader.conn, &ids).await?, found);
+        push_collections(reader, taste, reads::collections(&reader.conn, &ids).await?, found);
         push_accounts(reader, reads::accounts(&reader.conn, &ids).await?, found);
     }
     Ok(())
 }
 
 /// A uuid of ours.
-async fn by_id(reader: &Reader, text: &str, found: &mut Vec<Found>) -> Result<(), Problem> {
+async fn by_id(reader: &Reader, taste: &Taste, text: &str, found: &mut Vec<Found>) -> Result<(), Problem> {
     let Ok(id) = Uuid::parse_str(text) else { return Ok(()) };
-    push_assets(reader, reads::assets(&reader.conn, &[id]).await?, found);
-    push_collections(reader, reads::collections(&reader.conn, &[id]).await?, found);
+    push_assets(reader, taste, reads::assets(&reader.conn, &[id]).await?, found);
+    push_collections(reader, taste, reads::collections(&reader.conn, &[id]).await?, found);
     push_accounts(reader, reads::accounts(&reader.conn, &[id]).await?, found);
     Ok(())
 }
 
 /// A height, or a token id of one of the most active collections.
-async fn by_number(reader: &Reader, text: &str, found: &mut Vec<Found>) -> Result<(), Problem> {
+async fn by_number(
+    reader: &Reader,
+    taste: &Taste,
+    text: &str,
+    found: &mut Vec<Found>,
+) -> Result<(), Problem> {
     let digits = text.strip_prefix('#').unwrap_or(text);
     if digits.is_empty() || digits.len() > 78 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Ok(());
     }
     if let Ok(height) = digits.parse::<i64>() {
         let networks: Vec<i32> = reader.networks.iter().map(|network| network.network_id).collect();
-        push_blocks(reader, &reads::blocks_at(&reader.conn, &networks, height).await?, found);
+        push_blocks(reader, taste, &reads::blocks_at(&reader.conn, &networks, height).await?, found);
     }
     let top = (i64::MAX, Uuid::nil());
     let collections = reads::collections_ranked(&reader.conn, None, top, false, TOKEN_COLLECTIONS).await?;
@@ -145,21 +195,27 @@ async fn by_number(reader: &Reader, text: &str, found: &mut Vec<Found>) -> Resul
             AssetId::of(NetworkId(row.network_id), CollectionId(row.collection_id), digits, &row.standard).0
         })
         .collect();
-    push_assets(reader, reads::assets(&reader.conn, &ids).await?, found);
+    push_assets(reader, taste, reads::assets(&reader.conn, &ids).await?, found);
     Ok(())
 }
 
 /// The beginning of a name or an address.
-async fn by_prefix(reader: &Reader, text: &str, found: &mut Vec<Found>) -> Result<(), Problem> {
+async fn by_prefix(
+    reader: &Reader,
+    taste: &Taste,
+    text: &str,
+    found: &mut Vec<Found>,
+) -> Result<(), Problem> {
     if text.chars().count() < 2 {
         return Ok(());
     }
-    push_collections(reader, reads::collections_by_name(&reader.conn, text, 10).await?, found);
-    push_assets(reader, reads::assets_by_name(&reader.conn, text, 10).await?, found);
+    push_collections(reader, taste, reads::collections_by_name(&reader.conn, text, 10).await?, found);
+    push_assets(reader, taste, reads::assets_by_name(&reader.conn, text, 10).await?, found);
     let lower = text.to_lowercase();
     if lower.starts_with("0x") && (5..42).contains(&lower.len()) {
         push_collections(
             reader,
+            taste,
             reads::collections_by_address_prefix(&reader.conn, &lower, 10).await?,
             found,
         );
@@ -172,15 +228,18 @@ async fn by_prefix(reader: &Reader, text: &str, found: &mut Vec<Found>) -> Resul
 async fn by_hash(
     state: &ApiState,
     reader: &Reader,
+    taste: &Taste,
     text: &str,
     found: &mut Vec<Found>,
 ) -> Result<(), Problem> {
     let digits = text.strip_prefix("0x").unwrap_or(text);
     let Some(hash) = hex::decode(digits).ok().filter(|bytes| bytes.len() == 32) else { return Ok(()) };
-    push_blocks(reader, &reads::blocks_by_hash(&reader.conn, &hash).await?, found);
+    push_blocks(reader, taste, &reads::blocks_by_hash(&reader.conn, &hash).await?, found);
     let raw = state.raw().conn().await?;
     for network in &reader.networks {
-        if let Some(place) = reads::tx_lookup(&raw, network.network_id, &hash).await? {
+        if let Some(place) = reads::tx_lookup(&raw, network.network_id, &hash).await?
+            && is_sure_enough(network, taste.finality, place.height)
+        {
             let hash = hex0x(&hash);
             found.push(Found {
                 kind: "transaction",
@@ -199,8 +258,8 @@ fn slug(reader: &Reader, id: i32) -> Option<&str> {
     reader.networks.iter().find(|network| network.network_id == id).map(|network| network.slug.as_str())
 }
 
-fn push_collections(reader: &Reader, rows: Vec<reads::CollectionRow>, found: &mut Vec<Found>) {
-    for row in rows {
+fn push_collections(reader: &Reader, taste: &Taste, rows: Vec<reads::CollectionRow>, found: &mut Vec<Found>) {
+    for row in rows.into_iter().filter(|row| !(taste.require_metadata && row.is_stub)) {
         let Some(slug) = slug(reader, row.network_id) else { continue };
         let item = Collection::new(&row, slug);
         found.push(Found {
@@ -228,8 +287,8 @@ fn push_accounts(reader: &Reader, rows: Vec<reads::AccountRow>, found: &mut Vec<
     }
 }
 
-fn push_assets(reader: &Reader, rows: Vec<reads::AssetRow>, found: &mut Vec<Found>) {
-    for row in rows {
+fn push_assets(reader: &Reader, taste: &Taste, rows: Vec<reads::AssetRow>, found: &mut Vec<Found>) {
+    for row in rows.into_iter().filter(|row| !(taste.require_metadata && row.is_stub)) {
         let Some(slug) = slug(reader, row.network_id) else { continue };
         let item = Asset::new(row, slug);
         let Some(contract) = item.contract else { continue };
@@ -245,9 +304,12 @@ fn push_assets(reader: &Reader, rows: Vec<reads::AssetRow>, found: &mut Vec<Foun
     }
 }
 
-fn push_blocks(reader: &Reader, rows: &[reads::BlockRow], found: &mut Vec<Found>) {
+fn push_blocks(reader: &Reader, taste: &Taste, rows: &[reads::BlockRow], found: &mut Vec<Found>) {
     for row in rows {
         let Ok(network) = reader.by_id(row.network_id) else { continue };
+        if !is_sure_enough(network, taste.finality, row.height) {
+            continue;
+        }
         let block = Block::new(row, network);
         found.push(Found {
             kind: "block",

@@ -36,17 +36,15 @@ pub(crate) async fn list(
     let answer = match &of.network {
         Some(network) => {
             let (reader, network) = Reader::at(&state, network, &params).await?;
-            reader.transfers_of(&network, TransferScope::Network, &params, &filter, &page).await?
+            let answer =
+                reader.transfers_of(&network, TransferScope::Network, &params, &filter, &page).await?;
+            reader.not_silently_empty(Some(&network), answer, &page)?
         }
         None => {
-            if params.min_height.is_some() {
-                return Err(Problem::bad(
-                    "invalid_parameter",
-                    "min_height needs a network",
-                    "Heights belong to a network: add network=.",
-                ));
-            }
-            Reader::open(&state).await?.transfers_everywhere(&params, &filter, &page).await?
+            params.refuse_min_height()?;
+            let reader = Reader::open(&state).await?;
+            let answer = reader.transfers_everywhere(&params, &filter, &page).await?;
+            reader.not_silently_empty(None, answer, &page)?
         }
     };
     Ok(Json(answer))

@@ -186,7 +186,7 @@ async fn apply(
     ledger::record_openings(&tx, network.id, &opening_rows(&segment.assets, &segment.opened, answers), true)
         .await?;
     bulk::count_events(&tx, network.id, usize::try_from(segment.events).unwrap_or(usize::MAX)).await?;
-    projection::move_watermark(&tx, network.id, height).await?;
+    projection::move_watermark(&tx, network.id, height, None).await?;
     let set_aside =
         SetAside { range: segment.range, quarantined: &segment.quarantined, refused: &segment.refused };
     quarantine(&tx, network, &set_aside).await?;

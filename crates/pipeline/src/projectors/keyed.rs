@@ -76,8 +76,8 @@ pub async fn rebuild_keys(
     done.rows += live::move_stats(tx, &stats).await?;
     done.rows += live::move_accounts(tx, &account_changes(&moves, &holdings)).await?;
 
-    if let Some(height) = touched.normalized_height {
-        projection::move_watermark(tx, network, height).await?;
+    if let Some((height, hash)) = &touched.normalized {
+        projection::move_watermark(tx, network, *height, hash.as_deref()).await?;
     }
     if let Some((height, at)) = touched.finalized {
         live::forget_positions(tx, network, height).await?;

@@ -51,7 +51,9 @@ mod reconcile;
 mod touched;
 
 pub use keyed::{Projected, rebuild_keys};
-pub use rebuild::{Progress, RebuildReport, forget_rebuild, rebuild_projection, undo_rebuild};
+pub use rebuild::{
+    Progress, RebuildReport, forget_outdated_rebuilds, forget_rebuild, rebuild_projection, undo_rebuild,
+};
 pub use reconcile::{MISMATCH_RATE_MAX, Reconciled, ReconciliationReport, reconcile};
 pub use tidemark_store::projection::check::Mismatch;
 pub use tidemark_store::projection::shadow::{Difference, Differences, ProjectionName};

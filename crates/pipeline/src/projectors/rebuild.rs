@@ -38,7 +38,7 @@ pub struct RebuildReport {
 
 /// Rebuilds `name` from the ledger while live goes on, reports what differs and swaps. On a system that
 /// lags, rows that live was about to write count as differing. The replaced table stays for
-/// [`undo_rebuild`] until the next rebuild or [`forget_rebuild`].
+/// [`undo_rebuild`] until the next rebuild, [`forget_rebuild`], or a day later [`forget_outdated_rebuilds`].
 pub async fn rebuild_projection(
     db: &Db,
     name: ProjectionName,
@@ -93,6 +93,15 @@ pub async fn undo_rebuild(db: &Db, name: ProjectionName) -> Result<bool, WorkErr
     let undone = shadow::undo(&tx, name).await?;
     tx.commit().await?;
     Ok(undone)
+}
+
+/// Drops what rebuilds of long ago kept for undo; gives their names. Call it now and then.
+pub async fn forget_outdated_rebuilds(db: &Db) -> Result<Vec<ProjectionName>, WorkError> {
+    let names = shadow::outdated(&db.conn().await?).await?;
+    for name in &names {
+        forget_rebuild(db, *name).await?;
+    }
+    Ok(names)
 }
 
 /// Drops what the last rebuild of `name` kept for undo.

@@ -22,8 +22,8 @@ pub struct Touched {
     pub whole_assets: BTreeSet<AssetId>,
     /// The ledger's new finality line, and when the chain reported it.
     pub finalized: Option<(i64, OffsetDateTime)>,
-    /// Newest block of which all events have arrived: the projector's watermark.
-    pub normalized_height: Option<i64>,
+    /// Newest block of which all events have arrived: the projector's watermark, and that block's hash.
+    pub normalized: Option<(i64, Option<String>)>,
 }
 
 #[derive(Deserialize)]
@@ -42,6 +42,7 @@ struct OwnershipChanged {
 struct BlockNormalized {
     network_id: NetworkId,
     height: i64,
+    hash: Option<String>,
 }
 #[derive(Deserialize)]
 struct FinalityAdvanced {
@@ -74,7 +75,7 @@ pub fn touched(batch: &[&Envelope]) -> Result<BTreeMap<NetworkId, Touched>, Work
             "ledger.block.normalized" => {
                 let block: BlockNormalized = payload(envelope)?;
                 // The last one counts: after a reorg the watermark goes back.
-                all.entry(block.network_id).or_default().normalized_height = Some(block.height);
+                all.entry(block.network_id).or_default().normalized = Some((block.height, block.hash));
             }
             "ledger.finality.advanced" => {
                 let line: FinalityAdvanced = payload(envelope)?;
@@ -168,7 +169,7 @@ mod tests {
         assert_eq!(one.event_assets, BTreeSet::from([AssetId(id(2))]));
         assert_eq!(one.assets, BTreeSet::from([AssetId(id(4))]));
         assert_eq!(one.whole_assets, BTreeSet::from([AssetId(id(5))]));
-        assert_eq!(one.normalized_height, Some(8), "the last block counts");
+        assert_eq!(one.normalized, Some((8, Some("0x".to_owned()))), "the last block counts");
         assert_eq!(one.finalized.map(|(height, _)| height), Some(7), "finality never goes back");
         assert_eq!(all[&NetworkId(2)].events.len(), 1);
     }

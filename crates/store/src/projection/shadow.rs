@@ -1,7 +1,8 @@
 //! Building a projection beside the live one (S0 §14): `X__shadow` is filled from the truth in one snapshot
 //! while live goes on; a trigger notes in `X__changes` which keys live writes meanwhile; then, with all
 //! projectors waiting, those keys (and those that differed) are recomputed and the tables change names.
-//! The replaced table stays as `X__old`, and the trigger stays on, so that an undo is exact too.
+//! The replaced table stays as `X__old`, and the trigger stays on, so that an undo is exact too: for a day, or
+//! until the noted keys take a gigabyte ([`outdated`]).
 //!
 //! Of transfers only what is final *and* projected is rebuilt; above that line rows are taken as live has
 //! them, because a row that appears by rebuild would never be delivered on the live stream.
@@ -11,6 +12,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -18,7 +20,7 @@ use uuid::Uuid;
 use super::truth::{
     account_truth, card_truth, holder_truth, last_height_truth, ownership_truth, stats_truth, transfer_truth,
 };
-use crate::db::{StoreError, Tx};
+use crate::db::{Conn, StoreError, Tx};
 
 /// A projection that can be rebuilt. In this order: later ones are computed from earlier ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -355,6 +357,15 @@ async fn watch(tx: &Tx<'_>, plan: &Plan) -> Result<(), StoreError> {
     tx.batch("watch a projection", &sql).await
 }
 
+/// Notes on `X__changes` since when it grows: [`outdated`] reads it.
+async fn note_time(tx: &Tx<'_>, plan: &Plan) -> Result<(), StoreError> {
+    let sql = format!(
+        "do $$ begin execute format('comment on table projection.{}__changes is %L', now()); end $$",
+        plan.table
+    );
+    tx.batch("note the time of a rebuild", &sql).await
+}
+
 async fn unwatch(tx: &Tx<'_>, plan: &Plan, table: &str) -> Result<(), StoreError> {
     let sql = format!("drop trigger if exists {}__note on projection.{table}", plan.table);
     tx.batch("stop watching a projection", &sql).await
@@ -379,7 +390,8 @@ pub async fn begin(tx: &Tx<'_>, name: ProjectionName) -> Result<(), StoreError> 
         tx.batch("draw the line of a rebuild", DRAW_LINE).await?;
     }
     grow_shadow(tx, plan).await?;
-    watch(tx, plan).await
+    watch(tx, plan).await?;
+    note_time(tx, plan).await
 }
 
 /// Long statements are what these transactions are for; long waits for locks are not.
@@ -493,6 +505,7 @@ pub async fn swap(tx: &Tx<'_>, name: ProjectionName) -> Result<Differences, Stor
     let sql = format!("truncate projection.{}__changes", plan.table);
     tx.batch("forget noted keys", &sql).await?;
     watch(tx, plan).await?;
+    note_time(tx, plan).await?;
     Ok(differences)
 }
 
@@ -589,6 +602,37 @@ pub async fn undo(tx: &Tx<'_>, name: ProjectionName) -> Result<bool, StoreError>
     )
     .await?;
     Ok(true)
+}
+
+/// What a rebuild keeps for undo is dropped after this long.
+pub const UNDO_KEPT: Duration = Duration::from_secs(24 * 3600);
+/// Or earlier, when the keys noted for an undo take more room than this.
+pub const UNDO_BYTES_MAX: i64 = 1 << 30;
+/// A rebuild that has not swapped by then was interrupted.
+pub const BUILD_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+
+const KEPT: &str = "
+    select c.relname::text, to_regclass('projection.' || replace(c.relname, '__changes', '__old')) is not null,
+           coalesce(extract(epoch from now() - obj_description(c.oid, 'pg_class')::timestamptz), 0)::float8,
+           pg_relation_size(c.oid)
+      from pg_class c
+      join pg_namespace n on n.oid = c.relnamespace
+     where n.nspname = 'projection' and c.relname = any($1)
+     order by c.relname";
+
+/// The projections whose last rebuild keeps something that nobody will want back: [`forget`] them.
+pub async fn outdated(conn: &Conn) -> Result<Vec<ProjectionName>, StoreError> {
+    let names: Vec<String> = ProjectionName::ALL.iter().map(|name| format!("{name}__changes")).collect();
+    let rows = conn.query("look for old rebuilds", KEPT, &[&names]).await?;
+    let is_outdated = |row: &tokio_postgres::Row| {
+        let (is_swapped, age, bytes): (bool, f64, i64) = (row.get(1), row.get(2), row.get(3));
+        match is_swapped {
+            true => age > UNDO_KEPT.as_secs_f64() || bytes > UNDO_BYTES_MAX,
+            false => age > BUILD_KEPT.as_secs_f64(),
+        }
+    };
+    let of = |row: &tokio_postgres::Row| row.get::<_, &str>(0).trim_end_matches("__changes").parse().ok();
+    Ok(rows.iter().filter(|row| is_outdated(row)).filter_map(of).collect())
 }
 
 /// Drops what a rebuild keeps for undo, and what an interrupted one left.

@@ -1,5 +1,6 @@
 //! Benchmarks: ratios measured in one run on one machine. Each prints a table for people and writes JSON.
 
+pub mod api;
 pub mod bare_copy;
 pub mod broker;
 pub mod bus;

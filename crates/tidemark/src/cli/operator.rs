@@ -365,7 +365,8 @@ pub enum RebuildCommand {
     /// Build a projection anew from the ledger beside the live one, compare, and swap it in
     #[command(
         long_about = "Builds a projection from the ledger while live goes on, prints rows that differ from the live \
-                      table, and swaps the new one in. The replaced table stays for `rebuild undo`.",
+                      table, and swaps the new one in. The replaced table stays for `rebuild undo`, for a day or until \
+                      what was written since takes a gigabyte; then the workers drop it.",
         after_help = "Examples:\n  tidemark rebuild projection asset_cards\n  tidemark rebuild projection all --json"
     )]
     Projection(RebuildArgs),

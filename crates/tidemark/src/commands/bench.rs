@@ -2,7 +2,7 @@
 
 use clap::Parser;
 
-use crate::bench::{bus, growth, ingest, ledger, live, sync};
+use crate::bench::{api, bus, growth, ingest, ledger, live, sync};
 use crate::cli::{BenchArgs, BenchCommand, Cli, Command};
 use crate::exit;
 
@@ -16,6 +16,7 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<u8> {
         BenchCommand::Bus(bus) => bus::run(bus, out).await?,
         BenchCommand::Live(live) => live::run(live, out).await?,
         BenchCommand::Growth(growth) => growth::run(growth, out).await?,
+        BenchCommand::Api(args) => api::run(args, out).await?,
         BenchCommand::All => {
             for name in BenchCommand::EACH {
                 all(name, out).await?;

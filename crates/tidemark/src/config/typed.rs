@@ -189,20 +189,35 @@ fn api(mut section: Section<'_>, keys: &mut Vec<String>) -> Api {
                 "choose another port",
             );
         }
-        if !admin.ip().is_loopback() && admin_token.is_none() {
-            section.problem(
-                at_admin,
-                "admin_listen",
-                "open to the network without a token",
-                "set api.admin_token, or listen on 127.0.0.1",
-            );
+        if admin_token.is_none() {
+            section.problem(at_admin, "admin_listen", "open without a token", "set api.admin_token");
         }
     }
-    let cors_origins = section.texts("cors_origins").into_iter().map(|(origin, _)| origin).collect();
+    let operator_page = section.flag("operator_page", true);
+    let mut cors_origins = Vec::new();
+    for (origin, at) in section.texts("cors_origins") {
+        if !is_origin(&origin) {
+            section.problem(
+                at,
+                "cors_origins",
+                "not an origin",
+                "write scheme, host and port as a browser sends them, for example \"https://app.example\", or \"*\"",
+            );
+        }
+        cors_origins.push(origin);
+    }
     let rate_limit_rps = small(section.number("rate_limit_rps", 100, 0..=1_000_000));
     let rate_limit_burst = small(section.number("rate_limit_burst", 200, 1..=1_000_000));
     keys.extend(section.finish());
-    Api { listen, admin_listen, admin_token, cors_origins, rate_limit_rps, rate_limit_burst }
+    Api { listen, admin_listen, admin_token, operator_page, cors_origins, rate_limit_rps, rate_limit_burst }
+}
+
+/// `*`, or what a browser sends as Origin: no path, no slash at the end.
+fn is_origin(text: &str) -> bool {
+    text == "*"
+        || url::Url::parse(text).is_ok_and(|url| {
+            matches!(url.scheme(), "http" | "https") && url.origin().ascii_serialization() == text
+        })
 }
 
 fn telemetry(mut section: Section<'_>, api: &Api, keys: &mut Vec<String>) -> Telemetry {

@@ -66,6 +66,42 @@ async function tabTo(page, start) {
   throw new Error(`no link to ${start} can be reached by Tab on ${page.url()}`);
 }
 
+// Text too pale for its ground (WCAG AA), what has no accessible name, tables without a caption.
+function barriers() {
+  const parse = (text) => { const n = text.match(/[\d.]+/g).map(Number); return { r: n[0], g: n[1], b: n[2], a: n[3] ?? 1 }; };
+  const mix = (top, below, at) => top[at] * top.a + below[at] * (1 - top.a);
+  const over = (top, below) => ({ r: mix(top, below, "r"), g: mix(top, below, "g"), b: mix(top, below, "b"), a: 1 });
+  const light = (color) => {
+    const [r, g, b] = [color.r, color.g, color.b].map((v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (element) => {
+    const layers = [];
+    for (let at = element; at; at = at.parentElement) layers.push(parse(getComputedStyle(at).backgroundColor));
+    return layers.reverse().reduce((below, top) => over(top, below), { r: 255, g: 255, b: 255, a: 1 });
+  };
+  const found = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const hasText = Array.from(element.childNodes).some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!hasText || !element.checkVisibility() || element.closest("svg")) continue;
+    const style = getComputedStyle(element);
+    const size = parseFloat(style.fontSize);
+    const back = ground(element);
+    const [high, low] = [light(over(parse(style.color), back)), light(back)].sort((a, b) => b - a);
+    const needed = size >= 24 || (size >= 18.6 && Number(style.fontWeight) >= 700) ? 3 : 4.5;
+    const ratio = (high + 0.05) / (low + 0.05);
+    if (ratio < needed) found.push(`contrast ${ratio.toFixed(2)}: ${element.tagName}.${element.className} ${element.textContent.trim().slice(0, 30)}`);
+  }
+  for (const element of document.querySelectorAll("a[href], button, input")) {
+    if (!element.checkVisibility()) continue;
+    const name = element.getAttribute("aria-label") || element.textContent.trim() || element.getAttribute("title");
+    if (!name) found.push(`no name: ${element.outerHTML.slice(0, 80)}`);
+  }
+  for (const table of document.querySelectorAll("table")) if (!table.caption) found.push(`no caption: ${table.className}`);
+  if (document.querySelectorAll("h1").length !== 1) found.push("not one h1");
+  return [...new Set(found)].slice(0, 10);
+}
+
 const picture = (page, name) => page.screenshot({ path: join(told.pictures, `${name}.png`), fullPage: true });
 
 try {
@@ -152,10 +188,37 @@ try {
   await picture(page, "operator");
   seen("theme");
 
+  // Every page in both themes: nobody is kept out.
+  const screens = { home: "/", collection, asset, account, transfers: "/transfers", operator: "/operator", collections: "/collections", docs: "/docs", search: "/search?q=a" };
+  for (const scheme of ["light", "dark"]) {
+    const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, colorScheme: scheme });
+    const screen = watch(await context.newPage());
+    for (const [name, path] of Object.entries(screens)) {
+      await go(screen, path);
+      assert.deepEqual(await screen.evaluate(barriers), [], `${name} in ${scheme}`);
+      if (scheme === "dark") await picture(screen, `dark-${name}`);
+    }
+    // What is not there is said, with a way on. The browser reports a 404 as an error: nobody watches here.
+    const lost = await context.newPage();
+    for (const [name, path, says] of [
+      ["missing", "/nowhere", /There is no page at this address/],
+      ["pending", `/blocks/${told.network}/99999999`, /Not here yet[\s\S]*we have read to/],
+      ["mistyped", `/accounts/${told.network}/0x12`, /Not an address of this network/],
+      ["nothing", "/search?q=no+such+thing", /Nothing here is called that/],
+    ]) {
+      await lost.goto(told.url + path);
+      assert.match(await lost.locator("main").innerText(), says, name);
+      assert.ok((await lost.locator('main input[type="search"], header input[type="search"]').count()) > 0, `${name} offers no search`);
+      assert.deepEqual(await lost.evaluate(barriers), [], `${name} in ${scheme}`);
+      await picture(lost, `${scheme}-${name}`);
+    }
+    await context.close();
+  }
+  seen("states");
+
   const phone = await browser.newContext({ viewport: { width: 390, height: 844 }, deviceScaleFactor: 2, hasTouch: true });
   const small = watch(await phone.newPage());
-  const pages = { home: "/", collection, asset, account, transfers: "/transfers", operator: "/operator", collections: "/collections", docs: "/docs", search: "/search?q=a" };
-  for (const [name, path] of Object.entries(pages)) {
+  for (const [name, path] of Object.entries(screens)) {
     await go(small, path);
     const wide = await small.evaluate(() => {
       const limit = document.documentElement.clientWidth;

@@ -37,6 +37,7 @@ migrations!(
     "0010_backbone_defaults",
     "0011_projector",
     "0012_bulk",
+    "0014_claims_by_age",
 );
 
 /// What [`run`] did.

@@ -62,11 +62,11 @@ bench-%: build ## One benchmark
 	@exec $(BIN) bench $* --out $(TARGET)/bench $(ARGS)
 
 .PHONY: soak
-soak: build ## Run `dev` with random kills for an hour and check that nothing is lost (MINUTES=60)
+soak: build ## Run `dev` with random kills for an hour; nothing lost, tables flat (MINUTES=60)
 	@scripts/soak.sh $(BIN) $(or $(MINUTES),60)
 
 .PHONY: profile
-profile: ## A CPU profile of a history sync, as a flame graph (needs perf)
+profile: ## A flame graph of a history sync, or of ARGS="any command"
 	@scripts/profile.sh $(ARGS)
 
 .PHONY: db

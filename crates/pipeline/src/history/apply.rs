@@ -15,6 +15,7 @@ use tidemark_store::{Conn, StoreError, Tx, projection};
 
 use super::HistoryError;
 use super::segment::{Before, Refused, Segment, SegmentAsset, build};
+use crate::stage_time;
 use crate::workers::openings::is_partial;
 
 /// Tries to make a segment's balances whole before giving up: each try learns of new pairs.
@@ -33,13 +34,13 @@ pub async fn apply_blocks(
 ) -> Result<u64, HistoryError> {
     let network = adapter.network();
     let mut before = Before::default();
-    let mut segment = build(network, range, blocks, &before);
+    let mut segment = timed_build(network, range, blocks, &before);
     let answers = ask_openings(conn, adapter, &segment).await?;
     if !answers.given.is_empty() {
         let given = answers.given.iter();
         before.openings =
             given.filter_map(|(asset, account, qty)| Some(((*asset, *account), (*qty)?))).collect();
-        segment = build(network, range, blocks, &before);
+        segment = timed_build(network, range, blocks, &before);
     }
     for _ in 0..TRIES_MAX {
         let events = segment.events;
@@ -50,9 +51,21 @@ pub async fn apply_blocks(
             }
             Applied::Overfull(supplies) => before.supplies.extend(supplies),
         }
-        segment = build(network, range, blocks, &before);
+        segment = timed_build(network, range, blocks, &before);
     }
     Err(HistoryError::NeverWhole { network: network.slug.clone(), range })
+}
+
+fn timed_build(
+    network: &Network,
+    range: HeightRange,
+    blocks: &[(RawBlock, ParsedBlock)],
+    before: &Before,
+) -> Segment {
+    let started = std::time::Instant::now();
+    let segment = build(network, range, blocks, before);
+    stage_time::count("build segment", started);
+    segment
 }
 
 /// What is known of the openings of the classes' pairs that move in a segment.

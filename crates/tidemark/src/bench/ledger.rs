@@ -85,7 +85,7 @@ async fn measure(args: &LedgerArgs, bench: &Bench) -> anyhow::Result<serde_json:
     eprintln!("history worker …");
     let history = ground.history(&chain, args.blocks - 1).await?;
     eprintln!("bare COPY …");
-    let copies = bare_copy::run(bench.server.url().expose().as_str()).await?;
+    let copies = bare_copy::run(bench.server.url().expose().as_str(), bare_copy::TABLES).await?;
     let copies: Vec<_> = copies.into_iter().filter(|copy| !copy.table.starts_with("raw.")).collect();
     let copy_seconds: f64 = copies.iter().map(|copy| copy.seconds).sum();
     eprintln!("live handler …");

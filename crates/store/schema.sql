@@ -1572,6 +1572,8 @@ CREATE INDEX contracts_by_address ON catalog.contracts USING btree (network_id, 
 
 CREATE INDEX accounts_by_address ON ledger.accounts USING btree (network_id, address_normalized);
 
+CREATE INDEX applied_events_by_age ON ledger.applied_events USING brin (applied_at);
+
 CREATE INDEX normalized_event_deltas_by_asset ON ledger.normalized_event_deltas USING btree (asset_id);
 
 CREATE INDEX normalized_event_keys_open ON ledger.normalized_event_keys USING btree (network_id, block_number) WHERE (finality_status <> 'finalized'::ledger.event_finality_status);

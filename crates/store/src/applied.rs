@@ -10,7 +10,10 @@ use crate::db::{Conn, StoreError, Tx};
 
 const CLAIM: &str = "
     insert into ledger.applied_events (consumer, normalized_event_id)
-    select $1, u.id from unnest($2::uuid[]) u (id) order by u.id
+    select $1, u.id from unnest($2::uuid[]) u (id)
+     where not exists (select 1 from ledger.applied_events_archive a
+                        where a.consumer = $1 and a.normalized_event_id = u.id)
+     order by u.id
     on conflict (consumer, normalized_event_id) do nothing
     returning normalized_event_id";
 

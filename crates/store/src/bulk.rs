@@ -97,12 +97,13 @@ const CREATE_TEMP_TABLES: &str = "
     create temp table if not exists seg_assets (
         asset_id uuid not null, collection_id uuid not null, token_id text not null, standard text not null,
         supply numeric not null, first_seen timestamptz not null, first_height bigint not null,
-        last_height bigint not null, partial boolean not null, burnt boolean not null) on commit delete rows;
+        last_height bigint not null, partial boolean not null, burnt boolean not null,
+        high numeric not null) on commit delete rows;
     create temp table if not exists seg_assets_merge (
         asset_id uuid not null, collection_id uuid not null, token_id text not null, standard text not null,
         supply numeric not null, first_seen timestamptz not null, first_height bigint not null,
         last_height bigint not null, partial boolean not null, old_supply numeric, is_burned boolean not null,
-        at tid) on commit delete rows;
+        high numeric not null, at tid) on commit delete rows;
     create temp table if not exists seg_accounts (
         account_id uuid not null, address text not null, first_seen timestamptz not null,
         last_seen timestamptz not null, transfers bigint not null) on commit delete rows;
@@ -123,7 +124,7 @@ pub struct Merge {
     /// seg_balances: asset, account, collection, net, low
     pub balances: CopyBuffer,
     /// seg_assets: asset, collection, token id, standard, supply, first seen, first height, last height, partial,
-    /// something was burnt
+    /// something was burnt, largest supply on the way
     pub assets: CopyBuffer,
     /// seg_accounts: account, address, first seen, last seen, transfers
     pub accounts: CopyBuffer,
@@ -318,11 +319,19 @@ const INSERT_COLLECTIONS: &str = "
 // An asset is burned when nothing is left of it and a burn took the last of it.
 const JOIN_ASSETS: &str = "
     insert into seg_assets_merge (asset_id, collection_id, token_id, standard, supply, first_seen, first_height,
-        last_height, partial, old_supply, is_burned, at)
+        last_height, partial, old_supply, is_burned, high, at)
     select s.asset_id, s.collection_id, s.token_id, s.standard, s.supply, s.first_seen, s.first_height,
            s.last_height, s.partial, a.supply,
-           coalesce(a.supply, 0) + s.supply = 0 and (s.burnt or coalesce(a.is_burned, false)), a.ctid
+           coalesce(a.supply, 0) + s.supply = 0 and (s.burnt or coalesce(a.is_burned, false)), s.high, a.ctid
       from seg_assets s left join catalog.assets a on a.id = s.asset_id";
+// 2^256 - 1, or one where a token is single.
+const OVERFULL: &str = "
+    select m.asset_id, m.old_supply
+      from seg_assets_merge m join ref.standards r on r.id = m.standard
+     where m.old_supply > 0 and m.high > 0
+       and m.old_supply + m.high > case when r.is_fungible_class
+           then 115792089237316195423570985008687907853269984665640564039457584007913129639935 else 1 end
+     order by m.asset_id";
 const UPDATE_ASSETS: &str = "
     update catalog.assets a set supply = a.supply + s.supply, is_burned = s.is_burned
       from seg_assets_merge s where a.ctid = s.at and (s.supply <> 0 or a.is_burned <> s.is_burned)";
@@ -355,18 +364,28 @@ const INSERT_ACCOUNTS: &str = "
     insert into ledger.accounts (id, network_id, address_normalized, first_seen_at)
     select account_id, $1, address, first_seen from seg_accounts_merge where at is null order by account_id";
 
-/// Writes stubs of contracts, collections, assets and accounts, supplies, and the asset cards.
-pub async fn merge_catalog(tx: &Tx<'_>, network: NetworkId, now: OffsetDateTime) -> Result<(), StoreError> {
+/// Writes stubs of contracts, collections, assets and accounts, supplies, and the asset cards. Gives assets of
+/// which more was made than there can be, with their supply before: then the caller rolls back, and builds
+/// the segment again knowing that.
+pub async fn merge_catalog(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    now: OffsetDateTime,
+) -> Result<Vec<(AssetId, U256)>, StoreError> {
     tx.execute("insert contracts", INSERT_CONTRACTS, &[&network.0]).await?;
     tx.execute("insert collections", INSERT_COLLECTIONS, &[&network.0]).await?;
     tx.execute("join assets", JOIN_ASSETS, &[]).await?;
+    let overfull = tx.query("look for impossible supplies", OVERFULL, &[]).await?;
+    if !overfull.is_empty() {
+        return Ok(overfull.iter().map(|row| (AssetId(row.get(0)), row.get(1))).collect());
+    }
     tx.execute("update asset cards", UPDATE_CARDS, &[&now]).await?;
     tx.execute("insert asset cards", INSERT_CARDS, &[&network.0, &now]).await?;
     tx.execute("update supplies", UPDATE_ASSETS, &[]).await?;
     tx.execute("insert assets", INSERT_ASSETS, &[&network.0]).await?;
     tx.execute("join accounts", JOIN_ACCOUNTS, &[]).await?;
     tx.execute("insert accounts", INSERT_ACCOUNTS, &[&network.0]).await?;
-    Ok(())
+    Ok(Vec::new())
 }
 
 const MARK_PARTIAL: &str = "

@@ -38,6 +38,7 @@ migrations!(
     "0011_projector",
     "0012_bulk",
     "0013_presence",
+    "0014_claims_by_age",
     "0015_api",
     "0016_shards",
 );

@@ -337,8 +337,6 @@ async fn serve_admin(listen: SocketAddr, router: axum::Router, running: Running)
     Ok(server.await?)
 }
 
-/// Claims older than this move to the cold table (S0 §14).
-const CLAIMS_HOT_DAYS: i32 = 90;
 /// Claims moved in one transaction.
 const CLAIMS_PER_MOVE: i64 = 10_000;
 /// How long activity is kept for sparklines.
@@ -351,13 +349,18 @@ async fn maintain(app: Db, sides: Vec<Side>, hot: RetentionOptions, running: Run
     loop {
         let mut conn = app.conn().await?;
         let tx = conn.tx().await?;
-        let moved = applied::archive(&tx, CLAIMS_HOT_DAYS, CLAIMS_PER_MOVE).await?;
         tidemark_store::projection::forget_activity(&tx, ACTIVITY_KEPT).await?;
         tx.commit().await?;
-        drop(conn);
-        if moved > 0 {
+        while !running.stop.is_cancelled() {
+            let tx = conn.tx().await?;
+            let moved = applied::archive(&tx, applied::ARCHIVE_AFTER_DAYS, CLAIMS_PER_MOVE).await?;
+            tx.commit().await?;
+            if moved == 0 {
+                break;
+            }
             tracing::info!(rows = moved, action = "archive_claims", "Moved old claims to the cold table.");
         }
+        drop(conn);
         match forget_outdated_rebuilds(&app).await {
             Ok(names) => {
                 for name in names {

@@ -49,6 +49,7 @@ pub async fn apply_blocks(
             Applied::BelowZero(refused, pairs) => {
                 learn(network, &refused, pairs, &answers.known, &mut before);
             }
+            Applied::Overfull(supplies) => before.supplies.extend(supplies),
         }
         segment = timed_build(network, range, blocks, &before);
     }
@@ -144,6 +145,8 @@ enum Applied {
     Done,
     /// Rolled back; the segment comes back with the pairs that went below zero.
     BelowZero(Box<Segment>, Vec<BelowZero>),
+    /// Rolled back: more was made of these than there can be. Their supplies before the segment.
+    Overfull(Vec<(AssetId, U256)>),
 }
 
 async fn apply(
@@ -177,7 +180,11 @@ async fn apply(
     bulk::append(&tx, log).await?;
     let now = segment.last_time;
     bulk::merge_balances(&tx, network.id, now).await?;
-    bulk::merge_catalog(&tx, network.id, now).await?;
+    let overfull = bulk::merge_catalog(&tx, network.id, now).await?;
+    if !overfull.is_empty() {
+        tx.rollback().await?;
+        return Ok(Applied::Overfull(overfull));
+    }
     let opened: Vec<_> = segment.opened.iter().map(|(asset, _, _)| asset.0).collect();
     bulk::mark_partial(&tx, &opened).await?;
     bulk::merge_statistics(&tx, network.id, now).await?;
@@ -241,7 +248,7 @@ fn merge_rows(network: &Network, segment: &Segment) -> Merge {
             .qty(change.net)
             .qty(change.low);
     }
-    let mut assets = CopyBuffer::new(10);
+    let mut assets = CopyBuffer::new(11);
     for asset in &segment.assets {
         let partial = is_partial(network, asset.standard, asset.begins_with_mint);
         assets
@@ -255,7 +262,8 @@ fn merge_rows(network: &Network, segment: &Segment) -> Merge {
             .i64(asset.first_height.as_i64())
             .i64(asset.last_height.as_i64())
             .bool(partial)
-            .bool(asset.burnt && !(partial && asset.standard.is_fungible_class()));
+            .bool(asset.burnt && !(partial && asset.standard.is_fungible_class()))
+            .qty(asset.high);
     }
     let mut accounts = CopyBuffer::new(5);
     for account in &segment.accounts {

@@ -68,6 +68,8 @@ pub struct SegmentAsset {
     pub standard: Standard,
     /// Minted less burned.
     pub supply: SignedQty,
+    /// The largest `supply` on the way, never below zero.
+    pub high: SignedQty,
     /// Time of its first event here.
     pub first_seen: OffsetDateTime,
     /// Height of its first event here.
@@ -121,6 +123,8 @@ pub struct Before {
     pub balances: HashMap<(AssetId, AccountId), U256>,
     /// Openings: balances older than the start block, to be written as opening events.
     pub openings: HashMap<(AssetId, AccountId), U256>,
+    /// Supplies before the segment of assets of which too much was made in a first try.
+    pub supplies: HashMap<AssetId, U256>,
     /// Opening events that these pairs have already; none for the others.
     pub parts: HashMap<(AssetId, AccountId), u32>,
 }
@@ -363,9 +367,7 @@ impl Builder<'_> {
         for account in [from, to].into_iter().flatten().filter(|_| !movement.qty.is_zero()) {
             self.open(asset, account, event);
         }
-        if let Some(from) = from
-            && let Err(reason) = self.may_lose(asset, from, movement.qty)
-        {
+        if let Err(reason) = self.may_move(asset, from, to, movement.qty) {
             let contract = self.segment.collections[index(collection)].contract;
             self.segment.refused.push(Refused {
                 event: id,
@@ -395,6 +397,41 @@ impl Builder<'_> {
             let touched = &mut self.segment.assets[index(asset)];
             touched.burnt |= to.is_none();
             touched.supply = touched.supply.checked_add(signed).unwrap_or(touched.supply);
+            touched.high = touched.high.max(touched.supply);
+        }
+    }
+
+    /// Refuses what no token that keeps its standard can do, whatever was before the segment; and what it
+    /// cannot do given what was, where that was looked up.
+    fn may_move(&self, asset: u32, from: Option<u32>, to: Option<u32>, qty: U256) -> Result<(), String> {
+        if let Some(from) = from {
+            self.may_lose(asset, from, qty)?;
+        }
+        let running = |account: u32| {
+            let at = self.pair_index.get(&(asset, account));
+            at.map_or(SignedQty::ZERO, |at| self.segment.balances[index(*at)].net)
+        };
+        if from.is_some_and(|from| running(from).checked_add(SignedQty::loss(qty)).is_none()) {
+            return Err("an account sent more than it held".to_owned());
+        }
+        let gained = |to: u32| running(to).checked_add(SignedQty::gain(qty)).is_none();
+        if to.is_some_and(|to| from != Some(to) && gained(to)) {
+            return Err("a balance would exceed 256 bits".to_owned());
+        }
+        if from.is_some() || qty.is_zero() {
+            return Ok(());
+        }
+        let touched = &self.segment.assets[index(asset)];
+        let before = self.before.supplies.get(&touched.id).copied().unwrap_or_default();
+        let made = SignedQty::gain(before)
+            .checked_add(touched.supply)
+            .and_then(|supply| supply.checked_add(SignedQty::gain(qty)));
+        match (made, touched.standard) {
+            (None, _) => Err("the supply would exceed 256 bits".to_owned()),
+            (Some(made), Standard::Erc721) if made > SignedQty::gain(U256::from(1)) => {
+                Err("a single token was made while it existed".to_owned())
+            }
+            (Some(_), Standard::Erc721 | Standard::Erc1155) => Ok(()),
         }
     }
 
@@ -452,6 +489,7 @@ impl Builder<'_> {
         self.segment.opened.push((asset_id, account_id, qty));
         let touched = &mut self.segment.assets[index(asset)];
         touched.supply = touched.supply.checked_add(SignedQty::gain(qty)).unwrap_or(touched.supply);
+        touched.high = touched.high.max(touched.supply);
     }
 
     fn event_row(&mut self, id: EventId, place: &Place<'_>, asset: Option<(u32, u32)>) {
@@ -600,6 +638,7 @@ impl Builder<'_> {
             token_id: key.1.clone(),
             standard,
             supply: SignedQty::ZERO,
+            high: SignedQty::ZERO,
             first_seen: event.event_time,
             first_height: event.block_number,
             last_height: Height(0),

@@ -42,8 +42,9 @@
 //!
 //! Every change of an event is followed by `ledger.event.normalized` or `ledger.event.reverted` with its id,
 //! every change of finality by `ledger.ownership.changed` with the assets. An event that is stored reverted
-//! from the start (it came late from an orphaned block) is shown struck through if it is named; if not, only a
-//! rebuild brings it in.
+//! from the start (it came late from an orphaned block) is named by `ledger.event.reverted` alone, and shown
+//! struck through. An event that at finality did something else than its legs said (refused, or with an opening
+//! that nobody could tell before) is named again by `ledger.event.normalized`.
 
 mod keyed;
 mod rebuild;

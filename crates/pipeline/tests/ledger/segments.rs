@@ -238,3 +238,45 @@ async fn a_rewind_below_its_making_leaves_a_token_unmade_and_not_burned() {
     assert_eq!(world.text(burned).await, "true");
     world.holds().await;
 }
+
+#[tokio::test]
+async fn what_cannot_be_is_refused_in_bulk_as_it_is_live() {
+    let most = U256::MAX;
+    let acts = [
+        single(1, 1, None, Some("a")),
+        class(2, 1, None, Some("a"), 0).qty(most),
+        // In the block of its making, in the next one of the segment, and in the next segment.
+        single(3, 1, None, Some("b")),
+        class(4, 1, None, Some("a"), 0).qty(most),
+        class(5, 1, None, Some("b"), 1),
+        class(6, 2, Some("x"), Some("y"), 0).qty(most),
+        class(7, 2, Some("x"), Some("y"), 0).qty(most),
+        single(8, 1, None, Some("c")),
+        class(9, 1, None, Some("b"), 1),
+        class(10, 1, Some("a"), Some("b"), 0).qty(most),
+        single(11, 1, Some("a"), None),
+        single(12, 1, None, Some("d")),
+        single(13, 1, None, Some("a")),
+        class(14, 1, None, Some("c"), 2),
+    ];
+    let acts: Vec<_> = (0..).zip(acts).map(|(index, act)| act.index(index)).collect();
+    let places = [(0, &acts[..7]), (1, &acts[7..12]), (2, &acts[12..])];
+    let (live, in_bulk) = (World::new().await, World::new().await);
+    let mut events: Vec<Vec<RawEvent>> = Vec::new();
+    for (height, acts) in places {
+        live.done(block(height, 0), &acts.iter().collect::<Vec<_>>()).await;
+        events.push(acts.iter().map(|act| act.at(block(height, 0))).collect());
+    }
+    live.finalize(2).await;
+    in_bulk.segment(0, 1, &events[..2].concat()).await.expect("applies");
+    in_bulk.segment(2, 2, &events[2]).await.expect("applies");
+    let refused = "select string_agg(source_event_id, e'\n' order by source_event_id) from ledger.quarantine";
+    assert_eq!(in_bulk.text(refused).await, live.text(refused).await);
+    assert_eq!(in_bulk.count("select count(*) from ledger.quarantine").await, 9);
+    assert_eq!(in_bulk.text(FLAGS).await, live.text(FLAGS).await);
+    assert_eq!(in_bulk.digest().await, live.digest().await);
+    let distrusted = "select count(*) from catalog.contracts where reliability = 'unreliable'";
+    assert_eq!((in_bulk.count(distrusted).await, live.count(distrusted).await), (2, 2));
+    live.holds().await;
+    in_bulk.holds().await;
+}

@@ -353,7 +353,7 @@ impl Ground {
         for height in args.blocks..=head {
             let block = self.reader.read_block(&conn, network, Height(height)).await?;
             let block = block.with_context(|| format!("block {height} is in raw.*"))?;
-            events += float_events(chain, &block);
+            events += count_events(chain, &block);
             self.deliver(&mut conn, &handler, block_ingested(network, &block, head)?).await?;
             if (height - args.blocks) % FINALITY_EVERY == FINALITY_EVERY - 1 || height == head {
                 self.deliver(&mut conn, &handler, finality_advanced(network, &block)?).await?;
@@ -377,7 +377,7 @@ impl Ground {
         let (old, new) = (Still::new(31_338, "old"), Still::new(31_339, "new"));
         let mut lanes = [Moves::new(&old), Moves::new(&new)];
         for lane in &mut lanes {
-            self.settle(&lane.chain.network, transfers + 10_000).await?;
+            self.settle(&lane.chain.network, 10_000).await?;
             let funded = lane.fund();
             self.segment(lane.chain, funded).await?;
         }
@@ -503,7 +503,7 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.get(seconds.len() / 2).copied().unwrap_or_default()
 }
 
-fn float_events(chain: &Still, block: &RawBlock) -> u64 {
+fn count_events(chain: &Still, block: &RawBlock) -> u64 {
     u64::try_from(chain.parse(block).events.len()).unwrap_or(u64::MAX)
 }
 

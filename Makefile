@@ -26,13 +26,19 @@ build: ## Build the binary: optimised, without the slow link of a release
 	@echo "==> building tidemark ($(BIN))"
 	@cargo build --locked --profile fast -p tidemark
 
-.PHONY: sim
-sim: build ## Run the simulated node alone (ARGS="--seed 7")
+.PHONY: node
+node: build ## Run the simulated node alone (ARGS="--seed 7")
 	@exec $(BIN) sim $(ARGS)
 
 .PHONY: test
 test: setup-test ## Install what testing needs, run every test, print the summary
 	@cargo nextest run --locked --workspace --profile ci $(ARGS)
+
+.PHONY: sim
+sim: setup-test ## The ledger's simulation with more seeds (SEEDS=20000 FROM=0), or one with its trace (SEED=7)
+	@TIDEMARK_SIM_SEEDS=$(SEEDS) TIDEMARK_SIM_FROM=$(FROM) TIDEMARK_SIM_SEED=$(SEED) \
+	  cargo nextest run --locked -p tidemark-pipeline --test simulation --profile sim \
+	  $(if $(SEED),--no-capture,--success-output final) $(ARGS)
 
 .PHONY: e2e
 e2e: setup-test ## Only the end-to-end tests: whole pipelines and the browser
@@ -56,11 +62,11 @@ bench-%: build ## One benchmark
 	@exec $(BIN) bench $* --out $(TARGET)/bench $(ARGS)
 
 .PHONY: soak
-soak: build ## Run `dev` with random kills for an hour and check that nothing is lost (MINUTES=60)
+soak: build ## Run `dev` with random kills for an hour; nothing lost, tables flat (MINUTES=60)
 	@scripts/soak.sh $(BIN) $(or $(MINUTES),60)
 
 .PHONY: profile
-profile: ## A CPU profile of a history sync, as a flame graph (needs perf)
+profile: ## A flame graph of a history sync, or of ARGS="any command"
 	@scripts/profile.sh $(ARGS)
 
 .PHONY: db

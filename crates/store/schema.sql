@@ -282,6 +282,16 @@ CREATE FUNCTION projection.stream_read(after bigint, rows_max integer) RETURNS T
      order by l.pseq
 $$;
 
+CREATE FUNCTION system.is_present(key bigint) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select exists (
+        select from pg_locks l
+        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+          and l.database = (select d.oid from pg_database d where d.datname = current_database())
+          and l.classid = ((key >> 32) & 4294967295)::oid and l.objid = (key & 4294967295)::oid)
+$$;
+
 CREATE TABLE app.indexing_checkpoints (
     worker_name text NOT NULL,
     network_id integer NOT NULL,
@@ -923,6 +933,13 @@ CREATE TABLE raw.range_evidence (
     CONSTRAINT range_evidence_check CHECK ((from_height < to_height))
 );
 
+CREATE TABLE raw.shard_blocks (
+    network_id integer NOT NULL,
+    shard integer NOT NULL,
+    height bigint NOT NULL,
+    event_count integer NOT NULL
+);
+
 CREATE TABLE raw.transactions (
     network_id integer NOT NULL,
     block_height bigint NOT NULL,
@@ -1016,6 +1033,14 @@ CREATE TABLE system.bus_streams (
     created_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
+CREATE TABLE system.consumer_members (
+    handler_kind text NOT NULL,
+    owner text NOT NULL,
+    session_key bigint,
+    expires_at timestamp with time zone NOT NULL
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
+
 CREATE TABLE system.consumer_positions (
     handler_kind text NOT NULL,
     stream text NOT NULL,
@@ -1024,7 +1049,8 @@ CREATE TABLE system.consumer_positions (
     epoch bigint DEFAULT 0 NOT NULL,
     owner text,
     lease_expires_at timestamp with time zone,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    session_key bigint
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
 
@@ -1243,6 +1269,7 @@ CREATE TABLE system.relay_cursor (
     window_end text,
     window_seq bigint,
     floor_seq bigint DEFAULT 0 NOT NULL,
+    session_key bigint,
     CONSTRAINT relay_cursor_id_check CHECK ((id = 1))
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
@@ -1275,7 +1302,8 @@ CREATE TABLE system.sync_cursors (
     start_height bigint NOT NULL,
     last_processed_block bigint NOT NULL,
     last_processed_hash bytea,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    shard integer DEFAULT 0 NOT NULL
 );
 
 ALTER TABLE ONLY ledger.normalized_events ATTACH PARTITION ledger.normalized_events_0 FOR VALUES WITH (modulus 8, remainder 0);
@@ -1440,6 +1468,9 @@ ALTER TABLE ONLY raw.partitions
 ALTER TABLE ONLY raw.range_evidence
     ADD CONSTRAINT range_evidence_pkey PRIMARY KEY (network_id, shard, from_height);
 
+ALTER TABLE ONLY raw.shard_blocks
+    ADD CONSTRAINT shard_blocks_pkey PRIMARY KEY (network_id, shard, height);
+
 ALTER TABLE ONLY raw.transactions
     ADD CONSTRAINT transactions_pkey PRIMARY KEY (network_id, block_height, id);
 
@@ -1466,6 +1497,9 @@ ALTER TABLE ONLY system.bus_partitions
 
 ALTER TABLE ONLY system.bus_streams
     ADD CONSTRAINT bus_streams_pkey PRIMARY KEY (stream);
+
+ALTER TABLE ONLY system.consumer_members
+    ADD CONSTRAINT consumer_members_pkey PRIMARY KEY (handler_kind, owner);
 
 ALTER TABLE ONLY system.consumer_positions
     ADD CONSTRAINT consumer_positions_pkey PRIMARY KEY (handler_kind, stream, part);

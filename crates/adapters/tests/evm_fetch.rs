@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{Block, FINALITY_LAG, Node, adapter, branch, chain, config, contract};
 use proptest::prelude::*;
-use tidemark_adapters::evm::{Audit, EvmAdapter, FinalityRule, HeaderPolicy, Mode};
+use tidemark_adapters::evm::{Audit, BloomPolicy, EvmAdapter, FinalityRule, HeaderPolicy, Mode};
 use tidemark_model::U256;
 use tidemark_model::chain::{
     AssetRef, BalanceAsk, BlockCoverage, ChainAdapter, ChainError, FetchMode, RawBatch, RawBlock, Standard,
@@ -81,21 +81,90 @@ async fn a_good_node_is_read_completely_and_parsed() {
     assert!(adapter.requests() >= 7);
 }
 
-#[tokio::test]
-async fn only_headers_with_records_are_read_when_asked_so() {
-    let node = Node::start(chain(60, |height| u64::from(height % 10 == 0))).await;
-    let mut config = config(&[&node]);
+fn sparse(height: u64) -> u64 {
+    u64::from(height % 10 == 1)
+}
+
+fn with_records(nodes: &[&Node]) -> EvmAdapter {
+    let mut config = config(nodes);
     config.headers = HeaderPolicy::WithRecords;
-    let adapter = EvmAdapter::new(config).expect("good");
+    EvmAdapter::new(config).expect("good")
+}
+
+fn heights(batch: &RawBatch) -> Vec<u64> {
+    batch.blocks.iter().map(|block| block.height.0).collect()
+}
+
+#[tokio::test]
+async fn only_headers_with_records_are_read_where_two_endpoints_agree() {
+    let (one, two) = (Node::start(chain(60, sparse)).await, Node::start(chain(60, sparse)).await);
+    let adapter = with_records(&[&one, &two]);
     let batch = adapter.fetch(range(1, 57), FetchMode::History).await.expect("reads");
     assert_eq!(batch.evidence.coverage, BlockCoverage::WithRecords);
-    let heights: Vec<u64> = batch.blocks.iter().map(|block| block.height.0).collect();
-    assert_eq!(heights, [10, 20, 30, 40, 50]);
+    assert!(has(&batch, "second_endpoint_agrees"), "{:?}", batch.evidence.checks);
+    assert_eq!(heights(&batch), [1, 11, 21, 31, 41, 51]);
     // That is for history: at the tip the next block can be judged only by the one below it.
     let batch = adapter.fetch(range(41, 57), FetchMode::Tip).await.expect("reads");
     assert_eq!(batch.evidence.coverage, BlockCoverage::All);
-    let heights: Vec<u64> = batch.blocks.iter().map(|block| block.height.0).collect();
-    assert_eq!(heights, (41..41 + batch.covered.blocks()).collect::<Vec<u64>>());
+    assert_eq!(heights(&batch), (41..41 + batch.covered.blocks()).collect::<Vec<u64>>());
+}
+
+#[tokio::test]
+async fn all_headers_are_read_where_nobody_confirms_that_there_is_nothing() {
+    // Alone; beside one that is down; beside one that has less: the blooms must do.
+    let (one, two) = (Node::start(chain(60, sparse)).await, Node::start(chain(60, sparse)).await);
+    let alone = with_records(&[&one]).fetch(range(1, 57), FetchMode::History).await.expect("reads");
+    assert_eq!((alone.evidence.coverage, alone.blocks.len()), (BlockCoverage::All, 57));
+    two.fault(|faults| faults.broken = u32::MAX);
+    let beside = with_records(&[&one, &two]).fetch(range(1, 57), FetchMode::History).await.expect("reads");
+    assert_eq!((beside.evidence.coverage, beside.blocks.len()), (BlockCoverage::All, 57));
+    two.fault(|faults| {
+        faults.broken = 0;
+        faults.hide = vec![21];
+    });
+    let adapter = with_records(&[&one, &two]);
+    for _ in 0..4 {
+        let batches =
+            read_all(&adapter, range(1, 57), FetchMode::History).await.expect("the honest one answers");
+        assert_eq!(tokens(&batches), truth(1, 57, sparse));
+        assert!(batches.iter().all(|batch| batch.evidence.coverage == BlockCoverage::All));
+    }
+    // And the one that hides a whole block is not believed when it is alone.
+    let error = with_records(&[&two]).fetch(range(1, 57), FetchMode::History).await.expect_err("found out");
+    assert!(error.to_string().contains("hid logs of block 21"), "{error}");
+}
+
+#[tokio::test]
+async fn a_chain_without_blooms_needs_two_endpoints_or_receipts() {
+    let blocks = || {
+        let mut blocks = chain(30, few);
+        blocks.iter_mut().for_each(|block| block.body["logsBloom"] = serde_json::Value::Null);
+        blocks
+    };
+    let (one, two) = (Node::start(blocks()).await, Node::start(blocks()).await);
+    // Receipts tell that nothing is missing, and that something is.
+    let batches = read_all(&adapter(&[&one]), range(1, 27), FetchMode::History).await.expect("reads");
+    assert_eq!(tokens(&batches), truth(1, 27, few));
+    one.fault(|faults| faults.hide = vec![19]);
+    let error = adapter(&[&one]).fetch(range(1, 27), FetchMode::History).await.expect_err("found out");
+    assert!(error.to_string().contains("hid logs of block 19"), "{error}");
+    // With blooms ignored, the second endpoint is not optional.
+    let ignoring = |nodes: &[&Node]| {
+        let mut config = config(nodes);
+        config.bloom = BloomPolicy::Ignore;
+        config.tries_max = 2;
+        EvmAdapter::new(config).expect("good")
+    };
+    for mode in [FetchMode::History, FetchMode::Tip] {
+        let error = ignoring(&[&one]).fetch(range(1, 27), mode).await.expect_err("nobody confirms");
+        assert_eq!(error.verdict(), Verdict::Retry, "{error}");
+        assert!(
+            ignoring(&[&one, &two])
+                .fetch(range(19, 19), mode)
+                .await
+                .is_ok_and(|batch| !batch.blocks[0].records.is_empty())
+        );
+    }
 }
 
 #[tokio::test]
@@ -217,10 +286,36 @@ async fn a_false_alarm_of_the_bloom_is_settled() {
     let (one, two) = (Node::start(blocks.clone()).await, Node::start(blocks).await);
     let batch = adapter(&[&one, &two]).fetch(range(1, 37), FetchMode::History).await.expect("accepted");
     assert!(has(&batch, "bloom_false_positive_confirmed"), "{:?}", batch.evidence.checks);
-    one.fault(|faults| faults.no_receipts = true);
-    let batches = read_all(&adapter(&[&one]), range(1, 37), FetchMode::Tip).await.expect("accepted");
-    assert!(batches.iter().any(|batch| has(batch, "bloom_false_positive_asked_twice")));
+    // A promise that nothing keeps is not believed of a node that is alone.
+    let error = read_all(&adapter(&[&one]), range(1, 37), FetchMode::Tip).await.expect_err("not believed");
+    assert!(error.to_string().contains("do not give its bloom"), "{error}");
+}
+
+#[tokio::test]
+async fn a_node_alone_without_block_receipts_is_proven_by_the_receipts_of_its_transactions() {
+    // Block 18 has no transfer of the contract we read, but another event of it, and a foreign transfer: its
+    // bloom promises what it does not hold.
+    let mut blocks = chain(40, few);
+    let block = &mut blocks[17];
+    let mut log = block.receipts[0]["logs"][0].clone();
+    log["address"] = serde_json::json!(contract());
+    log["topics"] = serde_json::json!([common::word(7)]);
+    log["logIndex"] = serde_json::json!("0x1");
+    block.receipts[0]["logs"].as_array_mut().expect("a list").push(log);
+    let logs = block.receipts[0]["logs"].as_array().expect("a list").clone();
+    block.body["logsBloom"] = serde_json::json!(common::bloom(&logs));
+    let node = Node::start(blocks).await;
+    node.fault(|faults| faults.no_receipts = true);
+    let mut config = config(&[&node]);
+    config.contracts = vec![contract()];
+    let adapter = EvmAdapter::new(config).expect("good");
+    let batches = read_all(&adapter, range(1, 37), FetchMode::History).await.expect("no false alarm");
     assert_eq!(tokens(&batches), truth(1, 37, few));
+    assert!(batches.iter().any(|batch| has(batch, "bloom_false_positive_confirmed")));
+    assert!(node.asked("eth_getTransactionReceipt") > 0);
+    node.fault(|faults| faults.hide = vec![19]);
+    let error = adapter.fetch(range(1, 37), FetchMode::History).await.expect_err("found out");
+    assert!(error.to_string().contains("hid logs of block 19"), "{error}");
 }
 
 #[tokio::test]
@@ -560,4 +655,25 @@ async fn every_fault_at_once_ends_in_the_truth() {
         let found = read_patiently(&both, range(1, 100), FetchMode::History).await;
         assert_eq!(found, truth(1, 100, few), "seed {seed}");
     }
+}
+
+#[tokio::test]
+async fn shards_of_the_contracts_see_together_what_one_adapter_sees() {
+    let node = Node::start(chain(40, few)).await;
+    let mut config = config(&[&node]);
+    config.contracts = (0..20_u8).map(|n| format!("0x{}", ::hex::encode([n; 20]))).collect();
+    config.contracts.push(contract());
+    let whole = EvmAdapter::new(config).expect("good");
+    let shards = whole.shards(3).expect("good");
+    assert_eq!(shards.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [0, 1, 2]);
+    let mut seen = Vec::new();
+    for (_, shard) in &shards {
+        let batches = read_all(shard, range(1, 37), FetchMode::History).await.expect("reads");
+        let of_shard = tokens(&batches);
+        // There is one contract with transfers, and it is in one shard.
+        assert!(of_shard.is_empty() || of_shard == truth(1, 37, few));
+        seen.extend(of_shard);
+    }
+    assert_eq!(seen, truth(1, 37, few));
+    assert_eq!(whole.requests(), shards[0].1.requests(), "they share their endpoints");
 }

@@ -1,7 +1,7 @@
 //! The dispatcher: hands events to handlers, one batch in flight per (handler, stream, part). Effect, inbox
 //! and position commit together; a duplicate changes nothing, a crash anywhere repeats the whole batch. A
 //! failing event is tried alone, up to ten deliveries; then its key is parked in the DLQ and the rest of the
-//! partition goes on (pitfalls B24, B27, B28).
+//! partition goes on (pitfalls B24, B27, B28). Processes that run the same handler share its partitions.
 
 use std::collections::{BTreeMap, HashSet};
 use std::panic::AssertUnwindSafe;
@@ -12,10 +12,11 @@ use async_trait::async_trait;
 use futures_util::FutureExt;
 use serde_json::{Value, json};
 use tidemark_model::envelope::Envelope;
-use tidemark_store::buslog::{self, ConsumerLag, HeldPosition, PositionLease};
+use tidemark_store::buslog::{self, Claimant, ConsumerLag, HeldPosition, PositionLease};
 use tidemark_store::dlq::{self, Kind, NewDeadLetter};
 use tidemark_store::inbox::{self, InboxRow};
 use tidemark_store::outbox::{self, OutboxError, Partitions};
+use tidemark_store::presence::Presence;
 use tidemark_store::{Db, StoreError, Tx, Verdict};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -23,7 +24,8 @@ use uuid::Uuid;
 
 use crate::registry::Registry;
 use crate::relay::RelayHandle;
-use crate::{Bus, BusError, chain_of, metric};
+use crate::share::{Look, share};
+use crate::{Bus, BusError, chain_of, crash, metric};
 
 /// A subject a handler takes, without version, and the versions it understands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,6 +164,8 @@ pub struct DispatcherOptions {
     pub partitions: Partitions,
     /// The relay of this process: woken after every batch, as handlers usually emit.
     pub relay: Option<RelayHandle>,
+    /// Shows that this process lives; none is one of its own.
+    pub presence: Option<Arc<Presence>>,
 }
 
 impl Default for DispatcherOptions {
@@ -176,10 +180,13 @@ impl Default for DispatcherOptions {
             idle_wait: Duration::from_secs(1),
             partitions: Partitions::default(),
             relay: None,
+            presence: None,
         }
     }
 }
 
+/// Longest pause between two looks at who works on what.
+const LOOK_EVERY_MAX: Duration = Duration::from_secs(1);
 /// Lag is measured this often.
 const LAG_EVERY: Duration = Duration::from_secs(5);
 /// S2 §15.
@@ -196,6 +203,7 @@ struct Shared {
     bus: Arc<dyn Bus>,
     registry: Arc<Registry>,
     options: DispatcherOptions,
+    presence: Arc<Presence>,
     /// Leases this process holds; one statement renews them all.
     held: Mutex<BTreeMap<(&'static str, String, u16), i64>>,
 }
@@ -220,7 +228,11 @@ pub fn stream_of(handler: &dyn Handler) -> Result<&'static str, BusError> {
 impl Dispatcher {
     /// A dispatcher without handlers.
     pub fn new(db: Db, bus: Arc<dyn Bus>, registry: Arc<Registry>, options: DispatcherOptions) -> Self {
-        let shared = Shared { db, bus, registry, options, held: Mutex::default() };
+        let presence = match &options.presence {
+            Some(shared) => Arc::clone(shared),
+            None => Arc::new(Presence::new(db.clone(), &options.owner)),
+        };
+        let shared = Shared { db, bus, registry, options, presence, held: Mutex::default() };
         Self { shared: Arc::new(shared), handlers: Vec::new() }
     }
 
@@ -245,17 +257,16 @@ impl Dispatcher {
         let mut lanes = JoinSet::new();
         let inner = stop.child_token();
         for handler in &self.handlers {
-            let stream = stream_of(handler.as_ref())?;
-            for part in 0..self.shared.options.partitions.of(stream) {
-                let lane = Lane {
-                    shared: Arc::clone(&self.shared),
-                    handler: Arc::clone(handler),
-                    stream,
-                    part,
-                    stop: inner.clone(),
-                };
-                lanes.spawn(async move { lane.run().await });
-            }
+            let crew = Crew {
+                shared: Arc::clone(&self.shared),
+                stream: stream_of(handler.as_ref())?,
+                handler: Arc::clone(handler),
+                stop: inner.clone(),
+                lanes: JoinSet::new(),
+                running: BTreeMap::new(),
+                joined: None,
+            };
+            lanes.spawn(crew.run());
         }
         let keeper = Arc::clone(&self.shared);
         let token = inner.clone();
@@ -282,7 +293,6 @@ impl Dispatcher {
                 inner.cancel();
             }
         }
-        self.shared.release_all().await;
         outcome
     }
 
@@ -354,6 +364,7 @@ impl Shared {
     async fn keep(&self, stop: &CancellationToken) {
         while !stop.is_cancelled() {
             pause(self.options.lease_ttl / 3, stop).await;
+            self.presence.key().await; // Taken again if its connection was lost.
             let leases = self.leases();
             let renewed = async {
                 buslog::renew_positions(&self.db.conn().await?, &leases, self.options.lease_ttl).await
@@ -361,14 +372,6 @@ impl Shared {
             if let Err(error) = renewed.await {
                 tracing::warn!(%error, action = "renew_leases", "Leases were not renewed.");
             }
-        }
-    }
-
-    async fn release_all(&self) {
-        let leases = self.leases();
-        let released = async { buslog::release_positions(&self.db.conn().await?, &leases).await };
-        if let Err(error) = released.await {
-            tracing::debug!(%error, action = "release_leases", "The leases will run out by themselves.");
         }
     }
 
@@ -400,10 +403,12 @@ impl Shared {
 }
 
 fn report_lags(lags: &[ConsumerLag], crossed: &mut BTreeMap<(String, String, u16), usize>) {
-    let mut behind: BTreeMap<(&str, &str), i64> = BTreeMap::new();
+    let mut behind: BTreeMap<(&str, &str), (i64, f64)> = BTreeMap::new();
     for lag in lags {
-        *behind.entry((&lag.handler, &lag.stream)).or_default() += (lag.head - lag.pseq).max(0);
-        let now = LAG_THRESHOLDS_SECONDS.iter().filter(|seconds| lag.lag_seconds >= **seconds).count();
+        let (messages, seconds) = behind.entry((&lag.handler, &lag.stream)).or_default();
+        *messages += (lag.head - lag.pseq).max(0);
+        *seconds = seconds.max(lag.lag_seconds);
+        let now = thresholds_crossed(lag.lag_seconds);
         let before = crossed.insert((lag.handler.clone(), lag.stream.clone(), lag.part), now).unwrap_or(0);
         if now > before {
             tracing::warn!(
@@ -418,9 +423,138 @@ fn report_lags(lags: &[ConsumerLag], crossed: &mut BTreeMap<(String, String, u16
             );
         }
     }
-    for ((handler, stream), messages) in behind {
+    for ((handler, stream), (messages, seconds)) in behind {
         metrics::gauge!(metric::CONSUMER_LAG_MESSAGES, "handler" => handler.to_owned(), "stream" => stream.to_owned())
             .set(f64::from(i32::try_from(messages).unwrap_or(i32::MAX)));
+        metrics::gauge!(metric::CONSUMER_LAG_SECONDS, "handler" => handler.to_owned(), "stream" => stream.to_owned())
+            .set(seconds);
+    }
+}
+
+/// How many of the thresholds a lag has crossed.
+fn thresholds_crossed(lag_seconds: f64) -> usize {
+    LAG_THRESHOLDS_SECONDS.iter().filter(|seconds| lag_seconds >= **seconds).count()
+}
+
+/// One handler's lanes in this process.
+struct Crew {
+    shared: Arc<Shared>,
+    handler: Arc<dyn Handler>,
+    stream: &'static str,
+    stop: CancellationToken,
+    lanes: JoinSet<(PositionLease, Ended)>,
+    running: BTreeMap<u16, (i64, CancellationToken)>,
+    /// When this process last said that it wants partitions.
+    joined: Option<tokio::time::Instant>,
+}
+
+impl Crew {
+    async fn run(mut self) -> Result<(), BusError> {
+        let tick = (self.shared.options.lease_ttl / 3).min(LOOK_EVERY_MAX);
+        while !self.stop.is_cancelled() {
+            if let Err(error) = self.look().await {
+                tracing::warn!(handler = self.handler.kind(), %error, action = "share_partitions", "Partitions were not shared out.");
+            }
+            let until = tokio::time::Instant::now() + tick;
+            loop {
+                tokio::select! {
+                    biased;
+                    () = self.stop.cancelled() => break,
+                    Some(ended) = self.lanes.join_next() => self.ended(ended).await?,
+                    () = tokio::time::sleep_until(until) => break,
+                }
+            }
+        }
+        while let Some(ended) = self.lanes.join_next().await {
+            self.ended(ended).await?;
+        }
+        let left = async {
+            let conn = self.shared.db.conn().await?;
+            buslog::leave_members(&conn, self.handler.kind(), &self.shared.options.owner).await
+        };
+        if let Err(error) = left.await {
+            tracing::debug!(%error, action = "leave_members", "The others will see it by themselves.");
+        }
+        Ok(())
+    }
+
+    /// Looks at who works on what and takes or gives partitions.
+    async fn look(&mut self) -> Result<(), StoreError> {
+        let (kind, options) = (self.handler.kind(), &self.shared.options);
+        let present = self.shared.presence.key().await;
+        let by = Claimant { owner: &options.owner, ttl: options.lease_ttl, present };
+        let conn = self.shared.db.conn().await?;
+        if self.joined.is_none_or(|at| at.elapsed() >= options.lease_ttl / 3) {
+            buslog::join_members(&conn, kind, by).await?;
+            self.joined = Some(tokio::time::Instant::now());
+        }
+        let members = buslog::members(&conn, kind).await?;
+        let held = buslog::held_parts(&conn, kind, self.stream).await?;
+        let running: BTreeMap<u16, i64> =
+            self.running.iter().map(|(part, (epoch, _))| (*part, *epoch)).collect();
+        let shares = share(&Look {
+            handler: kind,
+            me: &options.owner,
+            parts: options.partitions.of(self.stream),
+            members: &members,
+            held: &held,
+            running: &running,
+        });
+        for part in shares.lost.iter().chain(&shares.give) {
+            if let Some((_, stop)) = self.running.get(part) {
+                stop.cancel();
+            }
+        }
+        for lease in buslog::claim_positions(&conn, kind, self.stream, &shares.claim, by).await? {
+            self.start(lease);
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, lease: PositionLease) {
+        crash::point("dispatch.claimed");
+        let lane = Lane {
+            shared: Arc::clone(&self.shared),
+            handler: Arc::clone(&self.handler),
+            stream: self.stream,
+            part: lease.part,
+            stop: self.stop.child_token(),
+        };
+        self.shared.held.lock().expect("no panic while held").insert(lane.key(), lease.epoch);
+        self.running.insert(lease.part, (lease.epoch, lane.stop.clone()));
+        self.lanes.spawn(async move { (lease, lane.consume(lease).await) });
+    }
+
+    /// A lane has finished what it was at: its partition is given back.
+    async fn ended(
+        &mut self,
+        ended: Result<(PositionLease, Ended), tokio::task::JoinError>,
+    ) -> Result<(), BusError> {
+        let (lease, ended) = ended.map_err(|panic| BusError::Misuse {
+            what: format!("a lane ended: {panic}"),
+            hint: "this is a bug",
+        })?;
+        let (kind, stream, part) = (self.handler.kind(), self.stream, lease.part);
+        self.running.remove(&part);
+        self.shared.held.lock().expect("no panic while held").remove(&(kind, stream.to_owned(), part));
+        if matches!(ended, Ended::Fenced) {
+            tracing::info!(
+                handler = kind,
+                stream,
+                part,
+                action = "lose_lease",
+                "Another process took this partition over."
+            );
+            return Ok(());
+        }
+        crash::point("dispatch.give.before_release");
+        let lease =
+            HeldPosition { handler: kind.to_owned(), stream: stream.to_owned(), part, epoch: lease.epoch };
+        let released = async { buslog::release_positions(&self.shared.db.conn().await?, &[lease]).await };
+        if let Err(error) = released.await {
+            tracing::debug!(%error, action = "release_leases", "The lease will run out by itself.");
+        }
+        Ok(())
     }
 }
 
@@ -456,66 +590,11 @@ enum Ended {
 }
 
 impl Lane {
-    async fn run(&self) -> Result<(), BusError> {
-        let options = &self.shared.options;
-        let mut wait = Duration::ZERO;
-        while !self.stop.is_cancelled() {
-            pause(wait, &self.stop).await;
-            wait = match self.claim().await {
-                Ok(Some(lease)) => match self.consume(lease).await {
-                    Ended::Stopped => return Ok(()),
-                    Ended::Fenced => {
-                        tracing::info!(
-                            handler = self.handler.kind(),
-                            stream = self.stream,
-                            part = self.part,
-                            action = "lose_lease",
-                            "Another process took this partition over."
-                        );
-                        options.lease_ttl / 3
-                    }
-                },
-                Ok(None) => options.lease_ttl / 3,
-                Err(error) => {
-                    tracing::warn!(%error, action = "claim_position", "A position was not claimed.");
-                    (wait * 2).clamp(Duration::from_millis(100), Duration::from_secs(5))
-                }
-            };
-        }
-        Ok(())
-    }
-
     fn key(&self) -> (&'static str, String, u16) {
         (self.handler.kind(), self.stream.to_owned(), self.part)
     }
 
-    async fn claim(&self) -> Result<Option<PositionLease>, StoreError> {
-        let (shared, options) = (&self.shared, &self.shared.options);
-        let conn = shared.db.conn().await?;
-        let lease = buslog::claim_position(
-            &conn,
-            self.handler.kind(),
-            self.stream,
-            self.part,
-            &options.owner,
-            options.lease_ttl,
-        )
-        .await?;
-        if let Some(lease) = lease {
-            shared.held.lock().expect("no panic while held").insert(self.key(), lease.epoch);
-        }
-        Ok(lease)
-    }
-
     async fn consume(&self, lease: PositionLease) -> Ended {
-        let ended = self.consume_leased(lease).await;
-        if matches!(ended, Ended::Fenced) {
-            self.shared.held.lock().expect("no panic while held").remove(&self.key());
-        }
-        ended
-    }
-
-    async fn consume_leased(&self, lease: PositionLease) -> Ended {
         let mut position = lease.pseq;
         let mut wait = Duration::ZERO;
         loop {
@@ -626,7 +705,8 @@ impl Lane {
     /// One transaction: position, inbox, effect.
     async fn apply(&self, epoch: i64, expected: i64, batch: &[Delivered]) -> Result<(), Failure> {
         let (kind, stream, part) = (self.handler.kind(), self.stream, self.part);
-        caught(self.handler.prepare(batch)).await?;
+        crash::point("dispatch.received");
+        prepare_handler(self.handler.as_ref(), batch).await?;
         let mut conn = self.shared.db.conn().await?;
         let tx = conn.tx().await?;
         let position = buslog::lock_position(&tx, kind, stream, part, epoch).await?;
@@ -647,6 +727,7 @@ impl Lane {
         }
         let rows: Vec<InboxRow> = plan.deliver.iter().map(|event| event.inbox_row()).collect();
         let due: HashSet<Uuid> = inbox::claim(&tx, kind, stream, part, &rows).await?.into_iter().collect();
+        crash::point("dispatch.inbox.after");
         let count = due.len();
         if count == batch.len() {
             run_handler(self.handler.as_ref(), &tx, batch).await?;
@@ -659,8 +740,11 @@ impl Lane {
                 .collect();
             run_handler(self.handler.as_ref(), &tx, &due).await?;
         }
+        crash::point("dispatch.effect.after");
         buslog::move_position(&tx, kind, stream, part, epoch, last.pseq).await?;
+        crash::point("dispatch.position.after");
         tx.commit().await?;
+        crash::point("dispatch.commit.after");
         if let Some(relay) = &self.shared.options.relay {
             relay.wake();
         }
@@ -682,14 +766,18 @@ impl Lane {
         let attempts = attempts.unwrap_or(options.deliveries_max);
         let poison = matches!(error, HandleError::Poison { .. });
         if !poison && attempts < options.deliveries_max {
+            crash::point("dispatch.failure.before_commit");
             tx.commit().await?;
+            crash::point("dispatch.failure.after_commit");
             let wait = backoff(options, attempts);
             tracing::warn!(handler = kind, stream, part, pseq = event.pseq, event_id = %event.envelope.event_id, attempts, error = text, wait_ms = wait.as_millis(), action = "deliver", "A delivery failed.");
             return Ok(Next::Again(wait));
         }
         bury(&tx, kind, event, Kind::Poison, &text, chain, attempts).await?;
         buslog::move_position(&tx, kind, stream, part, epoch, event.pseq).await?;
+        crash::point("dispatch.park.before_commit");
         tx.commit().await?;
+        crash::point("dispatch.park.after_commit");
         tracing::error!(handler = kind, stream, part, pseq = event.pseq, event_id = %event.envelope.event_id, key = event.envelope.partition_key, attempts, error = text, action = "park_key", "An event went to the DLQ and its key is parked.");
         Ok(Next::Parked)
     }
@@ -746,6 +834,11 @@ async fn bury(
     };
     dlq::insert(tx, handler, stream, part, &[letter]).await?;
     dlq::park(tx, handler, stream, part, &row.partition_key, event.pseq).await
+}
+
+/// What the handler does before the transaction.
+pub(crate) async fn prepare_handler(handler: &dyn Handler, batch: &[Delivered]) -> Result<(), HandleError> {
+    caught(handler.prepare(batch)).await
 }
 
 /// Runs the handler; a panic is a failed delivery and not the end of the process.
@@ -815,4 +908,16 @@ fn plan<'a>(accepts: &[Accepts], registry: &Registry, parked: &[String], batch: 
         }
     }
     plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lag_is_told_at_one_five_and_thirty_minutes() {
+        for (seconds, crossed) in [(59.9, 0), (60.0, 1), (299.9, 1), (300.0, 2), (1_799.9, 2), (1_800.0, 3)] {
+            assert_eq!(thresholds_crossed(seconds), crossed, "{seconds} s");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use tidemark_model::envelope::Envelope;
 use tidemark_store::dlq::{self, DeadLetter, Filter, ParkedKey};
 use tidemark_store::{Db, StoreError, buslog, inbox};
 
-use crate::dispatch::{Delivered, HandleError, Handler, run_handler};
+use crate::dispatch::{Delivered, HandleError, Handler, prepare_handler, run_handler};
 use crate::registry::Registry;
 use crate::{BusError, chain_of};
 
@@ -95,7 +95,7 @@ pub async fn retry(desk: &Desk, filter: &Filter, options: &RetryOptions) -> Resu
     let gap = options.per_second.map(|rate| Duration::from_secs(1) / rate.max(1));
     for letter in letters {
         let step = Step { by: &options.by, reason: options.reason.as_deref(), resolution: "retried" };
-        match settle_head(desk, &letter, Some(letter.id), &step).await? {
+        match settle_head(desk, &letter, &step).await? {
             Settled::Applied(_) | Settled::Empty => report.done.push(letter.id),
             Settled::NotFirst => report.waiting.push(letter.id),
             Settled::Failed(error) => report.failed.push((letter.id, error)),
@@ -147,7 +147,7 @@ pub async fn release(
             tx.commit().await?;
             return Ok(released);
         };
-        match settle_head(desk, &first, None, &Step { by, reason, resolution: "released" }).await? {
+        match settle_head(desk, &first, &Step { by, reason, resolution: "released" }).await? {
             Settled::Applied(unparked) => {
                 released.applied += 1;
                 if unparked {
@@ -205,17 +205,17 @@ enum Settled {
     Failed(String),
 }
 
-/// Applies the first open letter of a key: effect, inbox, letter, key and audit in one transaction.
-async fn settle_head(
-    desk: &Desk,
-    of: &DeadLetter,
-    expected: Option<i64>,
-    step: &Step<'_>,
-) -> Result<Settled, BusError> {
+/// Applies `letter` if it is the first open one of its key: effect, inbox, letter, key and audit in one
+/// transaction, after what the handler prepares before one.
+async fn settle_head(desk: &Desk, of: &DeadLetter, step: &Step<'_>) -> Result<Settled, BusError> {
     let handler = desk.handler(&of.handler)?;
     let (kind, stream, part, key) =
         (of.handler.as_str(), of.stream.as_str(), of.part, of.partition_key.as_str());
     let mut conn = desk.db.conn().await?;
+    let event = match prepared(desk, handler.as_ref(), of).await {
+        Ok(event) => event,
+        Err(error) => return failed_again(&mut conn, of.id, error).await,
+    };
     let tx = conn.tx().await?;
     buslog::lock_position_any(&tx, kind, stream, part).await?;
     let Some(letter) = dlq::lock_head(&tx, kind, stream, key).await? else {
@@ -223,23 +223,12 @@ async fn settle_head(
         tx.commit().await?;
         return Ok(Settled::Empty);
     };
-    if expected.is_some_and(|id| id != letter.id) {
+    if letter.id != of.id {
         return Ok(Settled::NotFirst);
     }
-    match apply_letter(desk, handler.as_ref(), &tx, &letter).await {
-        Ok(()) => {}
-        Err(HandleError::Store(error)) if error.verdict() != tidemark_store::Verdict::Fatal => {
-            return Err(error.into());
-        }
-        Err(error) => {
-            tx.rollback().await?;
-            let chain = chain_of(&error);
-            let text = chain.join(": ");
-            let tx = conn.tx().await?;
-            dlq::failed_again(&tx, letter.id, &text, &chain).await?;
-            tx.commit().await?;
-            return Ok(Settled::Failed(text));
-        }
+    if let Err(error) = apply_letter(handler.as_ref(), &tx, event).await {
+        tx.rollback().await?;
+        return failed_again(&mut conn, letter.id, error).await;
     }
     dlq::resolve(&tx, letter.id, step.resolution, step.by, step.reason).await?;
     let unparked = dlq::unpark_if_empty(&tx, kind, stream, key).await?;
@@ -250,12 +239,27 @@ async fn settle_head(
     Ok(Settled::Applied(unparked))
 }
 
-async fn apply_letter(
-    desk: &Desk,
-    handler: &dyn Handler,
-    tx: &tidemark_store::Tx<'_>,
-    letter: &DeadLetter,
-) -> Result<(), HandleError> {
+/// Counts one more failure, unless it was the database's.
+async fn failed_again(
+    conn: &mut tidemark_store::Conn,
+    letter: i64,
+    error: HandleError,
+) -> Result<Settled, BusError> {
+    match error {
+        HandleError::Store(error) if error.verdict() != tidemark_store::Verdict::Fatal => Err(error.into()),
+        error => {
+            let chain = chain_of(&error);
+            let text = chain.join(": ");
+            let tx = conn.tx().await?;
+            dlq::failed_again(&tx, letter, &text, &chain).await?;
+            tx.commit().await?;
+            Ok(Settled::Failed(text))
+        }
+    }
+}
+
+/// The event of a letter, checked, and what its handler does outside a transaction done.
+async fn prepared(desk: &Desk, handler: &dyn Handler, letter: &DeadLetter) -> Result<Delivered, HandleError> {
     let envelope: Envelope =
         serde_json::from_value(letter.envelope.clone()).map_err(|error| HandleError::Poison {
             reason: "the letter holds no envelope".to_owned(),
@@ -272,10 +276,19 @@ async fn apply_letter(
         pseq: letter.pseq,
         replay: false, // It never had its effect.
     };
+    prepare_handler(handler, std::slice::from_ref(&event)).await?;
+    Ok(event)
+}
+
+async fn apply_letter(
+    handler: &dyn Handler,
+    tx: &tidemark_store::Tx<'_>,
+    event: Delivered,
+) -> Result<(), HandleError> {
     let row = event.inbox_row();
     let due = inbox::resurrect(tx, handler.kind(), row.event_id, row.event_day).await?
         // Retention may have dropped the inbox row; then the claim decides.
-        || !inbox::claim(tx, handler.kind(), &letter.stream, letter.part, &[row]).await?.is_empty();
+        || !inbox::claim(tx, handler.kind(), &event.stream, event.part, &[row]).await?.is_empty();
     if due { run_handler(handler, tx, &[event]).await } else { Ok(()) }
 }
 

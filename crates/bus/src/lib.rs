@@ -11,6 +11,7 @@
 //! - [`postgres`], [`nats`], [`redis`]: the engines; [`refill`] closes their holes; [`tail`] knows the heads
 //! - [`dispatch`]: ordered consumers with exactly-once effect
 //! - [`dlq`], [`replay`], [`retention`]: what operators do
+//! - [`crash`]: where tests end a process
 //!
 //! The wiring of a process:
 //!
@@ -38,6 +39,7 @@
 //! ```
 
 pub mod bench;
+pub mod crash;
 pub mod dispatch;
 pub mod dlq;
 pub mod lint;
@@ -50,6 +52,7 @@ pub mod registry;
 pub mod relay;
 pub mod replay;
 pub mod retention;
+mod share;
 pub mod tail;
 
 use std::time::Duration;

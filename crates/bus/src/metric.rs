@@ -10,6 +10,8 @@ pub const EVENT_PUBLISH_RATE: &str = "event_publish_rate";
 pub const EVENT_CONSUME_RATE: &str = "event_consume_rate";
 /// Events behind the head. Labels `handler`, `stream`.
 pub const CONSUMER_LAG_MESSAGES: &str = "consumer_lag_messages";
+/// How long the oldest event that is not handled has had its number. Labels `handler`, `stream`.
+pub const CONSUMER_LAG_SECONDS: &str = "consumer_lag_seconds";
 /// Open dead letters. Label `handler`.
 pub const DLQ_DEPTH: &str = "dlq_depth";
 /// Events that do not fit their schema. Labels `subject`, `side` (produce, consume).

@@ -2,13 +2,14 @@
 //! consumers are placed by us (the position lives in our database), so the server's idea of a consumer is
 //! never the truth (pitfall B22). Acks are awaited in batches and believed only as far as the refill goes.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::consumer::DeliverPolicy;
 use async_nats::jetstream::consumer::pull::{Ordered, OrderedConfig};
+use async_nats::jetstream::context::PublishAckFuture;
 use async_nats::jetstream::stream::{Config, StorageType, Stream};
 use async_nats::jetstream::{self, Context};
 use async_trait::async_trait;
@@ -23,8 +24,8 @@ use crate::{Bus, BusError, Consumer, Numbered};
 const ENGINE: &str = "nats";
 const NUMBER_HEADER: &str = "Tidemark-Number";
 const ID_HEADER: &str = "Tidemark-Event-Id";
-/// Publishes in flight before their acks are awaited.
-const IN_FLIGHT_MAX: usize = 1_000;
+/// Publishes whose acks are awaited at any moment: a sliding window, so that the server always has work.
+const IN_FLIGHT_MAX: usize = 2_000;
 /// A server that does not answer for this long is away.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
 /// A reader starts this much before the time of its first event: clocks differ. What it reads twice is
@@ -123,31 +124,47 @@ impl NatsBus {
         for stream in events.iter().map(|event| event.stream.as_str()).collect::<HashSet<_>>() {
             opener.ensure(&lineage, stream).await?;
         }
-        for chunk in events.chunks(IN_FLIGHT_MAX) {
-            let mut acks = Vec::with_capacity(chunk.len());
-            for event in chunk {
-                let mut headers = HeaderMap::new();
-                headers.insert(NUMBER_HEADER, event.pseq.to_string());
-                headers.insert(ID_HEADER, event.event_id.to_string());
-                // The number names the event; the server drops repetitions for its two minutes.
-                headers.insert(
-                    async_nats::header::NATS_MESSAGE_ID,
-                    format!("{lineage}.{}.{}.{}", event.stream, event.part, event.pseq),
-                );
-                let subject = opener.subject(&lineage, &event.stream, event.part);
-                let ack = opener
-                    .context
-                    .publish_with_headers(subject, headers, event.body.clone())
-                    .await
-                    .map_err(fail("publish"))?;
-                acks.push(ack);
+        let mut acks = VecDeque::with_capacity(IN_FLIGHT_MAX);
+        let mut place: Option<(&str, u16, async_nats::Subject)> = None;
+        for event in events {
+            // Events of one partition come together: its subject is made once.
+            let subject = match &place {
+                Some((stream, part, subject)) if *stream == event.stream && *part == event.part => {
+                    subject.clone()
+                }
+                _ => {
+                    let text = opener.subject(&lineage, &event.stream, event.part);
+                    let subject = async_nats::Subject::from(text);
+                    place = Some((&event.stream, event.part, subject.clone()));
+                    subject
+                }
+            };
+            let mut headers = HeaderMap::new();
+            headers.insert(NUMBER_HEADER, event.pseq.to_string());
+            headers.insert(ID_HEADER, event.event_id.to_string());
+            // The number names the event; the server drops repetitions for its two minutes.
+            headers.insert(
+                async_nats::header::NATS_MESSAGE_ID,
+                format!("{lineage}.{}.{}.{}", event.stream, event.part, event.pseq),
+            );
+            if acks.len() >= IN_FLIGHT_MAX {
+                acknowledged(acks.pop_front()).await?;
             }
-            for ack in acks {
-                ack.await.map_err(fail("acknowledge a publish"))?;
-            }
+            let publishing = opener.context.publish_with_headers(subject, headers, event.body.clone());
+            acks.push_back(publishing.await.map_err(fail("publish"))?);
+        }
+        while !acks.is_empty() {
+            acknowledged(acks.pop_front()).await?;
         }
         Ok(())
     }
+}
+
+async fn acknowledged(ack: Option<PublishAckFuture>) -> Result<(), BusError> {
+    if let Some(ack) = ack {
+        ack.await.map_err(fail("acknowledge a publish"))?;
+    }
+    Ok(())
 }
 
 impl NatsOpener {

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tidemark_store::buslog::{self, HeadOf, NumberedRows, RelayLease};
+use tidemark_store::presence::Presence;
 use tidemark_store::{Db, StoreError, Verdict};
 use time::OffsetDateTime;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::tail::Tails;
-use crate::{Bus, BusError, Numbered, metric};
+use crate::{Bus, BusError, Numbered, crash, metric};
 
 /// How the relay works.
 #[derive(Debug, Clone)]
@@ -32,6 +33,8 @@ pub struct RelayOptions {
     pub window_rows_max: u32,
     /// Most events of one partition published at once.
     pub publish_rows_max: u32,
+    /// Shows that this process lives; none is one of its own.
+    pub presence: Option<Arc<Presence>>,
 }
 
 impl Default for RelayOptions {
@@ -42,13 +45,16 @@ impl Default for RelayOptions {
             busy_wait: Duration::from_millis(2),
             idle_wait_max: Duration::from_millis(250),
             window_rows_max: 100_000,
-            publish_rows_max: 500,
+            publish_rows_max: 1_000,
+            presence: None,
         }
     }
 }
 
 /// Most events held for one round of publishing: bounds memory.
 const ROUND_EVENTS_MAX: usize = 4_000;
+/// Longest pause between two looks at a lease that somebody else holds.
+const CLAIM_EVERY_MAX: Duration = Duration::from_secs(1);
 /// Longest pause after an error.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// Day partitions are looked after this often.
@@ -73,6 +79,7 @@ pub struct Relay {
     bus: Arc<dyn Bus>,
     tails: Arc<Tails>,
     options: RelayOptions,
+    presence: Arc<Presence>,
     handle: RelayHandle,
     numbered: Notify,
     /// What the engine called itself when this relay became the owner.
@@ -89,7 +96,12 @@ impl Relay {
     /// A relay from the outbox in `db` to `bus`; `tails` is shared with the consumers of this process.
     pub fn new(db: Db, bus: Arc<dyn Bus>, tails: Arc<Tails>, options: RelayOptions) -> Self {
         let label = Mutex::new(bus.engine().to_owned());
-        Self { db, bus, tails, options, handle: RelayHandle::default(), numbered: Notify::new(), label }
+        let presence = match &options.presence {
+            Some(shared) => Arc::clone(shared),
+            None => Arc::new(Presence::new(db.clone(), &options.owner)),
+        };
+        let (handle, numbered) = (RelayHandle::default(), Notify::new());
+        Self { db, bus, tails, options, presence, handle, numbered, label }
     }
 
     /// The way to wake it.
@@ -110,7 +122,7 @@ impl Relay {
             let lease = match self.claim().await {
                 Ok(Some(lease)) => lease,
                 Ok(None) => {
-                    wait = self.options.lease_ttl / 3;
+                    wait = (self.options.lease_ttl / 3).min(CLAIM_EVERY_MAX);
                     continue;
                 }
                 Err(error) => {
@@ -141,12 +153,14 @@ impl Relay {
 
     /// Claims the lease and brings a restored or re-engined log in order; none if another relay has it.
     pub async fn claim(&self) -> Result<Option<RelayLease>, BusError> {
+        let present = self.presence.key().await;
         let mut conn = self.db.conn().await?;
-        buslog::ensure_partitions(&conn).await?;
-        let claimed = buslog::claim_relay(&conn, &self.options.owner, self.options.lease_ttl).await?;
-        let Some(mut lease) = claimed else {
+        let (owner, ttl) = (self.options.owner.as_str(), self.options.lease_ttl);
+        let Some(mut lease) = buslog::claim_relay(&conn, owner, ttl, present).await? else {
             return Ok(None);
         };
+        crash::point("relay.claimed");
+        buslog::ensure_partitions(&conn).await?;
         let label = self.bus.begin().await?;
         *self.label.lock().expect("no panic while held") = label.clone();
         if lease.restored {
@@ -229,7 +243,9 @@ impl Relay {
         let numbered =
             buslog::number(&tx, lease.epoch, &self.label(), options.window_rows_max, options.lease_ttl)
                 .await?;
+        crash::point("relay.number.before_commit");
         tx.commit().await?;
+        crash::point("relay.number.after_commit");
         if numbered.rows > 0 {
             self.tails.advance(&numbered.heads);
             self.numbered.notify_one();
@@ -246,16 +262,27 @@ impl Relay {
             std::future::pending::<()>().await;
         }
         let mut wait = Duration::ZERO;
+        let mut gathered = None;
         loop {
-            match self.publish(lease).await {
-                Ok(0) => {
-                    tokio::select! {
-                        () = self.numbered.notified() => {}
-                        () = tokio::time::sleep(self.options.idle_wait_max) => {}
-                    }
-                    wait = Duration::ZERO;
+            let round = match gathered.take() {
+                Some(round) => round,
+                None => self.gather(&[]).await?,
+            };
+            if round.events.is_empty() {
+                wait = Duration::ZERO;
+                tokio::select! {
+                    () = self.numbered.notified() => {}
+                    () = tokio::time::sleep(self.options.idle_wait_max) => {}
                 }
-                Ok(_) => wait = Duration::ZERO,
+                continue;
+            }
+            // The log is read for the next round while the engine takes this one.
+            let (sent, next) = tokio::join!(self.send(lease, &round), self.gather(&round.reached));
+            match sent {
+                Ok(_) => {
+                    wait = Duration::ZERO;
+                    gathered = Some(next?).filter(|next| !next.events.is_empty());
+                }
                 // Numbering goes on while the engine is away: consumers read the log meanwhile.
                 Err(error @ BusError::Engine { .. }) => {
                     wait = (wait * 2).clamp(Duration::from_millis(100), BACKOFF_MAX);
@@ -269,23 +296,34 @@ impl Relay {
 
     /// Publishes one round of what the engine lacks, in order per partition, and records it. Gives how many.
     pub async fn publish(&self, lease: RelayLease) -> Result<u64, BusError> {
+        let round = self.gather(&[]).await?;
+        if round.events.is_empty() { Ok(0) } else { self.send(lease, &round).await }
+    }
+
+    /// Reads one round of what the engine lacks, beyond what is `under_way`.
+    async fn gather(&self, under_way: &[HeadOf]) -> Result<Round, BusError> {
         let conn = self.db.conn().await?;
-        let heads = buslog::heads(&conn).await?;
+        let mut heads = buslog::heads(&conn).await?;
         let behind: i64 = heads.iter().map(|at| at.head - at.published).sum();
-        let mut events = Vec::new();
-        let mut reached = Vec::new();
-        let mut oldest: Option<OffsetDateTime> = None;
-        for at in heads.into_iter().filter(|at| at.published < at.head) {
-            if events.len() >= ROUND_EVENTS_MAX {
+        for at in &mut heads {
+            let sent = under_way.iter().find(|sent| sent.part == at.part && sent.stream == at.stream);
+            at.published = sent.map_or(at.published, |sent| at.published.max(sent.published));
+        }
+        heads.retain(|at| at.published < at.head);
+        // The farthest behind first: a round may not reach all of them.
+        heads.sort_by_key(|at| at.published - at.head);
+        let mut round = Round::default();
+        for at in heads {
+            if round.events.len() >= ROUND_EVENTS_MAX {
                 break;
             }
             let rows =
                 buslog::read(&conn, &at.stream, at.part, at.published, self.options.publish_rows_max).await?;
             if let Some(last) = rows.last() {
-                reached.push(HeadOf { published: last.pseq, ..at.clone() });
+                round.reached.push(HeadOf { published: last.pseq, ..at.clone() });
             }
-            oldest = rows.first().map(|row| row.numbered_at).into_iter().chain(oldest).min();
-            events.extend(rows.into_iter().map(|row| Numbered {
+            round.oldest = rows.first().map(|row| row.numbered_at).into_iter().chain(round.oldest).min();
+            round.events.extend(rows.into_iter().map(|row| Numbered {
                 pseq: row.pseq,
                 stream: at.stream.clone(),
                 part: at.part,
@@ -293,15 +331,31 @@ impl Relay {
                 body: Bytes::from(row.envelope),
             }));
         }
-        metrics::gauge!(metric::OUTBOX_LAG_SECONDS).set(oldest.map_or(0.0, age_seconds));
+        if under_way.is_empty() {
+            metrics::gauge!(metric::OUTBOX_LAG_SECONDS).set(round.oldest.map_or(0.0, age_seconds));
+        }
         metrics::gauge!(metric::OUTBOX_UNPUBLISHED_COUNT)
             .set(f64::from(i32::try_from(behind).unwrap_or(i32::MAX)));
-        if events.is_empty() {
-            return Ok(0);
+        Ok(round)
+    }
+
+    /// Hands a round to the engine and records that it took it.
+    async fn send(&self, lease: RelayLease, round: &Round) -> Result<u64, BusError> {
+        metrics::gauge!(metric::OUTBOX_LAG_SECONDS).set(round.oldest.map_or(0.0, age_seconds));
+        crash::point("relay.publish.before");
+        let (first, second) = round.events.split_at(round.events.len() / 2);
+        if cfg!(debug_assertions) {
+            self.bus.publish(first).await?;
+            crash::point("relay.publish.half");
+            self.bus.publish(second).await?;
+        } else {
+            self.bus.publish(&round.events).await?;
         }
-        self.bus.publish(&events).await?;
-        buslog::set_published(&conn, lease.epoch, &self.label(), &reached).await?;
-        let count = u64::try_from(events.len()).unwrap_or(u64::MAX);
+        crash::point("relay.publish.after");
+        let conn = self.db.conn().await?;
+        buslog::set_published(&conn, lease.epoch, &self.label(), &round.reached).await?;
+        crash::point("relay.record.after");
+        let count = u64::try_from(round.events.len()).unwrap_or(u64::MAX);
         metrics::counter!(metric::EVENT_PUBLISH_RATE, "engine" => self.bus.engine()).increment(count);
         Ok(count)
     }
@@ -311,6 +365,7 @@ impl Relay {
         let mut partitions_due = tokio::time::Instant::now() + PARTITIONS_EVERY;
         loop {
             tokio::time::sleep(self.options.lease_ttl / 3).await;
+            self.presence.key().await; // Taken again if its connection was lost.
             let conn = self.db.conn().await?;
             buslog::renew_relay(&conn, lease.epoch, self.options.lease_ttl).await?;
             if tokio::time::Instant::now() >= partitions_due {
@@ -319,6 +374,16 @@ impl Relay {
             }
         }
     }
+}
+
+/// Events to be published together.
+#[derive(Default)]
+struct Round {
+    events: Vec<Numbered>,
+    /// Where each partition is once the engine has them.
+    reached: Vec<HeadOf>,
+    /// When the oldest of them got its number.
+    oldest: Option<OffsetDateTime>,
 }
 
 fn age_seconds(at: OffsetDateTime) -> f64 {

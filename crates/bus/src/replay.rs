@@ -12,7 +12,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
-use crate::dispatch::{Delivered, HandleError, run_handler, stream_of};
+use crate::dispatch::{Delivered, HandleError, prepare_handler, run_handler, stream_of};
 use crate::dlq::Desk;
 use crate::postgres::read_log;
 use crate::{BusError, chain_of};
@@ -104,8 +104,13 @@ const BATCH: usize = 200;
 
 /// Runs a replay to its end.
 pub async fn replay(desk: &Desk, request: &ReplayRequest) -> Result<Replayed, BusError> {
-    let handler = desk.handler(&request.handler)?;
-    if handler.side_effects() {
+    let id = begin(desk, request).await?;
+    run(desk, request, id).await
+}
+
+/// Refuses what cannot be replayed, and records that the rest begins, with an audit row. Gives its id.
+pub async fn begin(desk: &Desk, request: &ReplayRequest) -> Result<String, BusError> {
+    if desk.handler(&request.handler)?.side_effects() {
         return Err(BusError::Misuse {
             what: format!("{} acts on the outside world and refuses replayed events", request.handler),
             hint: "replay the handlers that only write here",
@@ -121,6 +126,11 @@ pub async fn replay(desk: &Desk, request: &ReplayRequest) -> Result<Replayed, Bu
         letters::audit(&tx, by, "events.replay", &request.handler, reason, &selector).await?;
         tx.commit().await?;
     }
+    Ok(id)
+}
+
+/// Hands the events of a replay that has begun to its handler, and records how it ended.
+pub async fn run(desk: &Desk, request: &ReplayRequest, id: String) -> Result<Replayed, BusError> {
     let mut events = 0;
     let outcome = replay_parts(desk, request, &mut events).await;
     if !request.dry_run {
@@ -173,9 +183,8 @@ async fn replay_part(
         after = end;
         let mut conn = desk.db.conn().await?;
         let dead = dead_events(&conn, &request.handler).await?;
-        let tx = conn.tx().await?;
-        let position = buslog::lock_position_any(&tx, &request.handler, stream, part).await?.unwrap_or(0);
-        let batch: Vec<Delivered> = read
+        let position = buslog::position(&conn, &request.handler, stream, part).await?.unwrap_or(0);
+        let mut batch: Vec<Delivered> = read
             .into_iter()
             .filter(|event| event.pseq <= last.min(position))
             .map(|event| Delivered {
@@ -193,17 +202,21 @@ async fn replay_part(
             })
             .filter(|event| request.selector.takes(event) && !dead.contains(&event.event_id()))
             .collect();
-        if !batch.is_empty() {
-            *events += u64::try_from(batch.len()).unwrap_or(u64::MAX);
-            if !request.dry_run {
+        if !batch.is_empty() && !request.dry_run {
+            prepare_handler(handler.as_ref(), &batch).await.map_err(refused)?;
+            let tx = conn.tx().await?;
+            let now = buslog::lock_position_any(&tx, &request.handler, stream, part).await?.unwrap_or(0);
+            batch.retain(|event| event.pseq <= now); // Somebody may have set it back meanwhile.
+            if !batch.is_empty() {
                 run_handler(handler.as_ref(), &tx, &batch).await.map_err(refused)?;
                 tx.commit().await?;
-                if let Some(rate) = request.per_second {
-                    let share = u32::try_from(batch.len()).unwrap_or(u32::MAX);
-                    tokio::time::sleep(Duration::from_secs(1) * share / rate.max(1)).await;
-                }
+            }
+            if let Some(rate) = request.per_second {
+                let share = u32::try_from(batch.len()).unwrap_or(u32::MAX);
+                tokio::time::sleep(Duration::from_secs(1) * share / rate.max(1)).await;
             }
         }
+        *events += u64::try_from(batch.len()).unwrap_or(u64::MAX);
         if after >= last.min(position) {
             return Ok(());
         }

@@ -108,8 +108,32 @@ async fn a_zombie_relay_is_fenced() -> anyhow::Result<()> {
 #[tokio::test]
 async fn two_relays_at_once_have_one_owner() -> anyhow::Result<()> {
     let rig = Rig::postgres().await?;
-    assert!(rig.relay().claim().await?.is_some());
+    let first = rig.relay();
+    assert!(first.claim().await?.is_some());
     assert!(rig.relay().claim().await?.is_none());
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_lease_of_a_dead_relay_is_free_at_once_and_its_fence_holds() -> anyhow::Result<()> {
+    let rig = Rig::postgres().await?;
+    let hour = RelayOptions { lease_ttl: Duration::from_secs(3_600), ..support::relay_options() };
+    let relay = || Relay::new(rig.db.clone(), rig.bus.clone(), rig.tails.clone(), hour.clone());
+    let named = |owner: &str| {
+        let options = RelayOptions { owner: owner.to_owned(), ..hour.clone() };
+        Relay::new(rig.db.clone(), rig.bus.clone(), rig.tails.clone(), options)
+    };
+    let dead = named("dead");
+    let stale = dead.claim().await?.expect("free");
+    assert!(relay().claim().await?.is_none(), "somebody alive holds it for an hour");
+    drop(dead); // Its connection closes, as the kernel does it for a killed process.
+    let heir = named("heir");
+    wait_for("the heir to have it", async || Ok(heir.claim().await?.is_some())).await?;
+    rig.emit(&[("a", 1)]).await?;
+    match relay().number(stale).await {
+        Err(BusError::Store(error)) => assert_eq!(error.verdict(), Verdict::Fenced),
+        other => panic!("a dead relay's fence let {other:?} through"),
+    }
     Ok(())
 }
 

@@ -5,5 +5,6 @@ pub mod handlers;
 pub mod history;
 pub mod ingest;
 pub mod projectors;
+pub mod stage_time;
 pub mod status;
 pub mod workers;

@@ -1,12 +1,15 @@
 //! Network status: what the raw side and the ledger say of each network, brought together into the one row
 //! that every answer's `meta` is made from. Both sides may be different databases, so it is read here.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use tidemark_model::OffsetDateTime;
 use tidemark_model::chain::Network;
+use tidemark_model::ids::NetworkId;
+use tidemark_store::cursor::{self, Mark};
 use tidemark_store::projection::{self, NetworkStatusInput};
-use tidemark_store::{Conn, Db, StoreError, bulk, cursor, raw, status};
-use time::OffsetDateTime;
+use tidemark_store::{Db, StoreError, raw, status};
 use tokio_util::sync::CancellationToken;
 
 /// Pause between two looks.
@@ -22,6 +25,9 @@ pub struct StatusProjector {
     app: Db,
 }
 
+/// The newest raw block of a network, and where its cursors were when it was read.
+type Newest = BTreeMap<NetworkId, (Mark, Option<(i64, OffsetDateTime)>)>;
+
 impl StatusProjector {
     /// For these networks.
     pub fn new(networks: Vec<Network>, raw: Db, app: Db) -> Self {
@@ -30,19 +36,25 @@ impl StatusProjector {
 
     /// Runs until told to stop.
     pub async fn run(&self, stop: CancellationToken) -> Result<(), StoreError> {
-        let mut seen = Vec::new();
+        let mut seen = BTreeMap::new();
+        let mut newest = Newest::new();
+        // Networks whose lags may be other than what was last shown.
+        let mut due = BTreeSet::new();
         let mut looks = 0_u64;
         loop {
-            let now = self.read().await?;
-            if now != seen {
+            let now = self.read(&mut newest).await?;
+            let changed: Vec<NetworkStatusInput> =
+                now.iter().filter(|one| seen.get(&one.network_id) != Some(*one)).cloned().collect();
+            if !changed.is_empty() {
                 let mut conn = self.app.conn().await?;
                 let tx = conn.tx().await?;
-                projection::refresh_network_status(&tx, &now).await?;
+                projection::refresh_network_status(&tx, &changed).await?;
                 tx.commit().await?;
-                seen = now;
+                due.extend(changed.iter().map(|one| one.network_id));
+                seen.extend(changed.into_iter().map(|one| (one.network_id, one)));
             }
             if looks % MEASURE_EVERY == 0 {
-                self.measure(&seen).await?;
+                self.measure(&seen, &mut due).await?;
             }
             looks += 1;
             tokio::select! {
@@ -54,9 +66,16 @@ impl StatusProjector {
     }
 
     /// S0 §17.2: how old the newest state of each stage is, in chain time. Zero where a stage has all it can have.
-    async fn measure(&self, networks: &[NetworkStatusInput]) -> Result<(), StoreError> {
+    /// A network that stands still and lags nowhere is not asked again until it moves.
+    async fn measure(
+        &self,
+        seen: &BTreeMap<NetworkId, NetworkStatusInput>,
+        due: &mut BTreeSet<NetworkId>,
+    ) -> Result<(), StoreError> {
         let (raw, app) = (self.raw.conn().await?, self.app.conn().await?);
-        for network in networks {
+        for network in
+            seen.values().filter(|network| due.contains(&network.network_id)).cloned().collect::<Vec<_>>()
+        {
             let id = network.network_id;
             let projected = status::projected_height(&app, id.0).await?.unwrap_or(-1);
             let reported = cursor::head(&raw, id).await?.and_then(|head| head.finalized);
@@ -70,7 +89,11 @@ impl StatusProjector {
             };
             let heights = [lags.normalized, lags.projected, lags.finalized, lags.reported];
             let times = status::block_times(&app, id.0, &heights).await?;
-            for (name, seconds) in lags.seconds(&times) {
+            let seconds = lags.seconds(&times);
+            if seconds.iter().all(|(_, seconds)| *seconds == 0.0) {
+                due.remove(&id);
+            }
+            for (name, seconds) in seconds {
                 metrics::gauge!(name, "network" => network.slug.clone()).set(seconds);
             }
         }
@@ -79,20 +102,49 @@ impl StatusProjector {
 
     /// One refresh, for commands that do not run roles.
     pub async fn once(&self) -> Result<(), StoreError> {
-        let now = self.read().await?;
+        let now = self.read(&mut Newest::new()).await?;
         let mut conn = self.app.conn().await?;
         let tx = conn.tx().await?;
         projection::refresh_network_status(&tx, &now).await?;
         tx.commit().await
     }
 
-    async fn read(&self) -> Result<Vec<NetworkStatusInput>, StoreError> {
-        let (raw, app) = (self.raw.conn().await?, self.app.conn().await?);
-        let mut all = Vec::with_capacity(self.networks.len());
-        for network in &self.networks {
-            all.push(status_of(&raw, &app, network).await?);
+    /// Three questions for all networks, and one more for each whose cursor moved since the last look.
+    async fn read(&self, newest: &mut Newest) -> Result<Vec<NetworkStatusInput>, StoreError> {
+        let ids: Vec<NetworkId> = self.networks.iter().map(|network| network.id).collect();
+        let conn = self.raw.conn().await?;
+        let mut heads = cursor::heads(&conn, &ids).await?;
+        for (network, mark) in cursor::marks(&conn, &ids).await? {
+            if newest.get(&network).is_none_or(|(known, _)| *known != mark) {
+                let block = raw::newest_block(&conn, network).await?;
+                newest.insert(network, (mark, block));
+            }
         }
-        Ok(all)
+        drop(conn);
+        let ledgers = status::ledger_heights(&self.app.conn().await?, &ids).await?;
+        let known = |height: i64| (height >= 0).then_some(height);
+        let status_of = |network: &Network| {
+            let head = heads.remove(&network.id);
+            let ingested = newest.get(&network.id).and_then(|(_, block)| *block);
+            let ledger = ledgers.get(&network.id).copied();
+            NetworkStatusInput {
+                network_id: network.id,
+                slug: network.slug.clone(),
+                family: network.family.as_str().to_owned(),
+                start_block: network.start_block.as_i64(),
+                confirmations: i64::try_from(network.confirmations).unwrap_or(i64::MAX),
+                head_height: head.as_ref().and_then(|head| head.latest).map(|height| height.as_i64()),
+                head_time: ingested.map(|(_, time)| time),
+                ingested_height: ingested.map(|(height, _)| height),
+                normalized_height: ledger.and_then(|(head, _)| known(head)),
+                finalized_height: ledger.and_then(|(_, finalized)| known(finalized)),
+                projected_height: None, // The projector moves it in the transaction of its effect.
+                halted_reason: head.and_then(|head| head.halted),
+                events_total: None,
+                reorgs_total: None,
+            }
+        };
+        Ok(self.networks.iter().map(status_of).collect())
     }
 }
 
@@ -129,29 +181,6 @@ impl Lags {
             ("finality_lag_seconds", behind(self.finalized >= self.reported, reported_at, time(2))),
         ]
     }
-}
-
-async fn status_of(raw: &Conn, app: &Conn, network: &Network) -> Result<NetworkStatusInput, StoreError> {
-    let head = cursor::head(raw, network.id).await?;
-    let ingested = raw::newest_block(raw, network.id).await?;
-    let ledger = bulk::read_progress(app, network.id).await?;
-    let known = |height: i64| (height >= 0).then_some(height);
-    Ok(NetworkStatusInput {
-        network_id: network.id,
-        slug: network.slug.clone(),
-        family: network.family.as_str().to_owned(),
-        start_block: network.start_block.as_i64(),
-        confirmations: i64::try_from(network.confirmations).unwrap_or(i64::MAX),
-        head_height: head.as_ref().and_then(|head| head.latest).map(|height| height.as_i64()),
-        head_time: ingested.map(|(_, time)| time),
-        ingested_height: ingested.map(|(height, _)| height),
-        normalized_height: ledger.and_then(|ledger| known(ledger.head)),
-        finalized_height: ledger.and_then(|ledger| known(ledger.finalized)),
-        projected_height: None, // The projector moves it in the transaction of its effect.
-        halted_reason: head.and_then(|head| head.halted),
-        events_total: None,
-        reorgs_total: None,
-    })
 }
 
 #[cfg(test)]

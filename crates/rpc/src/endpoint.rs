@@ -23,7 +23,7 @@ pub struct EndpointConfig {
     /// Calls per second, batch items counted one by one; `None` is no limit.
     pub rps: Option<NonZeroU32>,
     /// Calls per second of single methods.
-    pub method_rps: Vec<(&'static str, NonZeroU32)>,
+    pub method_rps: Vec<(String, NonZeroU32)>,
     /// Most calls in one batch; 1 for servers that know no batches.
     pub batch_max: usize,
 }
@@ -78,7 +78,7 @@ pub struct Endpoint {
     pub(crate) url: RedactedUrl,
     pub(crate) batch_max: usize,
     bucket: Option<Bucket>,
-    method_buckets: HashMap<&'static str, Bucket>,
+    method_buckets: HashMap<String, Bucket>,
     breaker: Mutex<Breaker>,
     health: Mutex<Health>,
     /// The highest head it ever reported.
@@ -134,8 +134,11 @@ impl Endpoint {
     pub(crate) fn new(config: &EndpointConfig, number: usize, breaker: BreakerConfig) -> Self {
         let host = config.url.expose().host_str().unwrap_or("local").to_owned();
         let batch_max = config.batch_max.max(1);
-        let method_buckets =
-            config.method_rps.iter().map(|(method, rps)| (*method, Bucket::new(*rps, batch_max))).collect();
+        let method_buckets = config
+            .method_rps
+            .iter()
+            .map(|(method, rps)| (method.clone(), Bucket::new(*rps, batch_max)))
+            .collect();
         Self {
             label: config.label.clone().unwrap_or_else(|| format!("rpc-{number}@{host}")),
             url: config.url.clone(),

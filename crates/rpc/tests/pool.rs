@@ -227,7 +227,7 @@ async fn slow_answers_time_out_by_method() {
 async fn token_buckets_hold_calls_back() {
     let server = Server::start(seven).await;
     let mut config = config(&[&server]);
-    config.endpoints[0].method_rps = vec![("eth_call", NonZeroU32::new(20).expect("not zero"))];
+    config.endpoints[0].method_rps = vec![("eth_call".to_owned(), NonZeroU32::new(20).expect("not zero"))];
     config.endpoints[0].batch_max = 1;
     let pool = ReadPool::new(config).expect("a pool");
     let endpoint = Arc::clone(&pool.endpoints()[0]);

@@ -92,6 +92,12 @@ impl SimConfig {
         }
     }
 
+    /// The shape of the live benchmark: as [`Self::bench`], and every log is of an NFT contract. Blocks are
+    /// mined by hand, with as many logs as wanted.
+    pub fn live() -> Self {
+        Self { erc20_noise_percent: 0, contracts_20: 0, block_time_secs: 1, ..Self::bench(200, 1) }
+    }
+
     /// A small chain for tests: few blocks of lag, few collections, much happening.
     pub fn small(seed: u64) -> Self {
         Self {

@@ -107,16 +107,29 @@ impl Node {
 
     /// Answers a request body: one call or a batch.
     pub(crate) fn answer(&self, body: &[u8]) -> Answer {
-        let profile = self.profile();
+        self.answer_through(&self.profile(), body)
+    }
+
+    /// The same, of a chain that goes by another id.
+    pub(crate) fn answer_as(&self, chain_id: u64, body: &[u8]) -> Answer {
+        let named = FaultProfile {
+            wrong_chain_id: Some(chain_id),
+            wrong_chain_after: 0,
+            ..FaultProfile::clone(&self.profile())
+        };
+        self.answer_through(&named, body)
+    }
+
+    fn answer_through(&self, profile: &FaultProfile, body: &[u8]) -> Answer {
         let is_batch = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
         if is_batch {
             let Ok(calls) = serde_json::from_slice::<Vec<Call<'_>>>(body) else {
                 return refuse(None, &RpcError::new(-32700, "parse error"));
             };
-            return self.answer_batch(&profile, &calls);
+            return self.answer_batch(profile, &calls);
         }
         match serde_json::from_slice::<Call<'_>>(body) {
-            Ok(call) => self.answer_one(&profile, &call),
+            Ok(call) => self.answer_one(profile, &call),
             Err(_) => refuse(None, &RpcError::new(-32700, "parse error")),
         }
     }

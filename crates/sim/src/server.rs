@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
-use axum::extract::{DefaultBodyLimit, Query, State};
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -104,6 +104,7 @@ impl Sim {
         let mut router = Router::new()
             .route("/", post(http).get(websocket))
             .route("/ws", get(websocket))
+            .route("/as/{chain_id}", post(http_as))
             .route("/health", get(|| async { "ok" }));
         if self.config().admin {
             router = router
@@ -138,6 +139,15 @@ impl Sim {
 }
 
 async fn http(State(shared): State<Shared>, body: Bytes) -> Response {
+    respond(shared, None, body).await
+}
+
+/// The same chain under any id: one node stands for as many networks as a test wants.
+async fn http_as(State(shared): State<Shared>, Path(chain_id): Path<u64>, body: Bytes) -> Response {
+    respond(shared, Some(chain_id), body).await
+}
+
+async fn respond(shared: Shared, chain_id: Option<u64>, body: Bytes) -> Response {
     let node = &shared.node;
     let profile = node.profile();
     let dice = &node.dice;
@@ -174,7 +184,10 @@ async fn http(State(shared): State<Shared>, body: Bytes) -> Response {
     if dice.hits(profile.empty_body) {
         return StatusCode::OK.into_response();
     }
-    let mut answer = node.answer(&body);
+    let mut answer = match chain_id {
+        Some(chain_id) => node.answer_as(chain_id, &body),
+        None => node.answer(&body),
+    };
     if dice.hits(profile.truncated_json) {
         let cut = answer.body.len() / 2;
         answer.body.truncate(cut);

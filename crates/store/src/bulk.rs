@@ -171,9 +171,9 @@ const BELOW_ZERO_MAX: i64 = 20_000;
 /// rolls back, learns more about them and builds the segment again.
 pub async fn stage(tx: &Tx<'_>, merge: Merge) -> Result<Vec<BelowZero>, StoreError> {
     tx.batch("create the merge tables", CREATE_TEMP_TABLES).await?;
-    tx.copy_in("stage balances", COPY_BALANCES, merge.balances).await?;
-    tx.copy_in("stage assets", COPY_ASSETS, merge.assets).await?;
-    tx.copy_in("stage accounts", COPY_ACCOUNTS, merge.accounts).await?;
+    tx.copy_in("stage balances", COPY_BALANCES, merge.balances.sorted_by_leading_uuid()).await?;
+    tx.copy_in("stage assets", COPY_ASSETS, merge.assets.sorted_by_leading_uuid()).await?;
+    tx.copy_in("stage accounts", COPY_ACCOUNTS, merge.accounts.sorted_by_leading_uuid()).await?;
     tx.copy_in("stage collections", COPY_COLLECTIONS, merge.collections).await?;
     tx.execute("join balances", JOIN_BALANCES, &[]).await?;
     let rows = tx.query("look for balances below zero", BELOW_ZERO, &[&BELOW_ZERO_MAX]).await?;
@@ -227,9 +227,9 @@ const COPY_BLOCKS: &str = "
 
 /// Appends the segment's log rows.
 pub async fn append(tx: &Tx<'_>, log: Log) -> Result<(), StoreError> {
-    tx.copy_in("append event keys", COPY_KEYS, log.keys).await?;
-    tx.copy_in("append events", COPY_EVENTS, log.events).await?;
-    tx.copy_in("append deltas", COPY_DELTAS, log.deltas).await?;
+    tx.copy_in("append event keys", COPY_KEYS, log.keys.sorted_by_leading_uuid()).await?;
+    tx.copy_in("append events", COPY_EVENTS, log.events.sorted_by_leading_uuid()).await?;
+    tx.copy_in("append deltas", COPY_DELTAS, log.deltas.sorted_by_leading_uuid()).await?;
     tx.copy_in("append ownership history", COPY_HISTORY, log.history).await?;
     tx.copy_in("append transfers", COPY_TRANSFERS, log.transfers).await?;
     tx.copy_in("append block cards", COPY_BLOCKS, log.blocks).await?;
@@ -366,6 +366,21 @@ pub async fn merge_catalog(tx: &Tx<'_>, network: NetworkId, now: OffsetDateTime)
     tx.execute("insert assets", INSERT_ASSETS, &[&network.0]).await?;
     tx.execute("join accounts", JOIN_ACCOUNTS, &[]).await?;
     tx.execute("insert accounts", INSERT_ACCOUNTS, &[&network.0]).await?;
+    Ok(())
+}
+
+const MARK_PARTIAL: &str = "
+    update catalog.assets set history = 'partial' where id = any($1) and history <> 'partial'";
+const MARK_CARDS_PARTIAL: &str = "
+    update projection.asset_cards set history = 'partial' where asset_id = any($1) and history <> 'partial'";
+
+/// Says of assets that they are older than our first block, also of those that live had seen before. Call
+/// after [`merge_catalog`].
+pub async fn mark_partial(tx: &Tx<'_>, assets: &[Uuid]) -> Result<(), StoreError> {
+    if !assets.is_empty() {
+        tx.execute("mark assets as partial", MARK_PARTIAL, &[&assets]).await?;
+        tx.execute("mark cards as partial", MARK_CARDS_PARTIAL, &[&assets]).await?;
+    }
     Ok(())
 }
 

@@ -120,11 +120,14 @@ const FIRST_CURSOR: &str = "
     on conflict (id) do nothing";
 const CLAIM_RELAY: &str = "
     update system.relay_cursor
-    set epoch = epoch + 1, owner = $1, lease_expires_at = now() + make_interval(secs => $2), updated_at = now()
-    where id = 1 and (lease_expires_at is null or lease_expires_at < now() or owner = $1)
+    set epoch = epoch + 1, owner = $1, lease_expires_at = now() + make_interval(secs => $2), updated_at = now(),
+        session_key = $3
+    where id = 1 and (lease_expires_at is null or lease_expires_at < now() or owner = $1
+                      or (session_key is not null and not system.is_present(session_key)))
     returning epoch, system_identifier";
 const RELEASE_RELAY: &str =
-    "update system.relay_cursor set lease_expires_at = null, owner = null where id = 1 and epoch = $1";
+    "update system.relay_cursor set lease_expires_at = null, owner = null, session_key = null
+     where id = 1 and epoch = $1";
 const RENEW_RELAY: &str = "
     update system.relay_cursor
     set lease_expires_at = now() + make_interval(secs => $2), updated_at = now()
@@ -207,11 +210,16 @@ pub struct RelayLease {
     pub restored: bool,
 }
 
-/// Claims the relay's lease; none if somebody else holds it.
-pub async fn claim_relay(conn: &Conn, owner: &str, ttl: Duration) -> Result<Option<RelayLease>, StoreError> {
+/// Claims the relay's lease; none if somebody else holds it. `present` is the key of the owner's session lock.
+pub async fn claim_relay(
+    conn: &Conn,
+    owner: &str,
+    ttl: Duration,
+    present: Option<i64>,
+) -> Result<Option<RelayLease>, StoreError> {
     let here = system_identifier(conn).await?;
     conn.execute("make the relay's cursor", FIRST_CURSOR, &[&here]).await?;
-    let row = conn.query_opt("claim the relay", CLAIM_RELAY, &[&owner, &seconds(ttl)]).await?;
+    let row = conn.query_opt("claim the relay", CLAIM_RELAY, &[&owner, &seconds(ttl), &present]).await?;
     Ok(row.map(|row| RelayLease { epoch: row.get(0), restored: row.get::<_, String>(1) != here }))
 }
 
@@ -510,39 +518,121 @@ pub async fn declare_consumer(
     Ok(())
 }
 
-const CLAIM_POSITION: &str = "
-    update system.consumer_positions
-    set epoch = epoch + 1, owner = $4, lease_expires_at = now() + make_interval(secs => $5), updated_at = now()
-    where handler_kind = $1 and stream = $2 and part = $3
-      and (owner is null or lease_expires_at is null or lease_expires_at < now() or owner = $4)
-    returning pseq, epoch";
+const CLAIM_POSITIONS: &str = "
+    update system.consumer_positions p
+    set epoch = epoch + 1, owner = $4, lease_expires_at = now() + make_interval(secs => $5), updated_at = now(),
+        session_key = $6
+    where handler_kind = $1 and stream = $2 and part = any($3)
+      and (owner is null or lease_expires_at is null or lease_expires_at < now() or owner = $4
+           or (session_key is not null and not system.is_present(session_key)))
+    returning part, pseq, epoch";
 
 /// The right to move one position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PositionLease {
+    /// Of which partition.
+    pub part: u16,
     /// Everything at or below has its effect.
     pub pseq: i64,
     /// The fence.
     pub epoch: i64,
 }
 
-/// Claims a position; none if somebody else holds it.
-pub async fn claim_position(
+/// Who claims.
+#[derive(Debug, Clone, Copy)]
+pub struct Claimant<'a> {
+    /// Its name.
+    pub owner: &'a str,
+    /// How long a lease lives without a sign of its owner.
+    pub ttl: Duration,
+    /// The key of its session lock, if it shows its life so.
+    pub present: Option<i64>,
+}
+
+/// Claims those of `parts` that nobody alive holds.
+pub async fn claim_positions(
     conn: &Conn,
     handler: &str,
     stream: &str,
-    part: u16,
-    owner: &str,
-    ttl: Duration,
-) -> Result<Option<PositionLease>, StoreError> {
-    let row = conn
-        .query_opt(
-            "claim a position",
-            CLAIM_POSITION,
-            &[&handler, &stream, &small(part), &owner, &seconds(ttl)],
+    parts: &[u16],
+    by: Claimant<'_>,
+) -> Result<Vec<PositionLease>, StoreError> {
+    if parts.is_empty() {
+        return Ok(Vec::new());
+    }
+    let parts: Vec<i16> = parts.iter().map(|part| small(*part)).collect();
+    let rows = conn
+        .query(
+            "claim positions",
+            CLAIM_POSITIONS,
+            &[&handler, &stream, &parts, &by.owner, &seconds(by.ttl), &by.present],
         )
         .await?;
-    Ok(row.map(|row| PositionLease { pseq: row.get(0), epoch: row.get(1) }))
+    Ok(rows
+        .iter()
+        .map(|row| PositionLease { part: wide(row.get(0)), pseq: row.get(1), epoch: row.get(2) })
+        .collect())
+}
+
+const JOIN_MEMBERS: &str = "
+    insert into system.consumer_members (handler_kind, owner, session_key, expires_at)
+    values ($1, $2, $3, now() + make_interval(secs => $4))
+    on conflict (handler_kind, owner) do update
+        set session_key = excluded.session_key, expires_at = excluded.expires_at";
+const FORGET_MEMBERS: &str = "
+    delete from system.consumer_members where handler_kind = $1 and expires_at < now() - interval '1 day'";
+const MEMBERS: &str = "
+    select owner from system.consumer_members
+    where handler_kind = $1 and expires_at > now() and (session_key is null or system.is_present(session_key))
+    order by owner";
+const LEAVE_MEMBERS: &str = "delete from system.consumer_members where handler_kind = $1 and owner = $2";
+const HELD: &str = "
+    select part, owner, epoch from system.consumer_positions
+    where handler_kind = $1 and stream = $2 and owner is not null and lease_expires_at > now()
+      and (session_key is null or system.is_present(session_key))";
+
+/// Says that `by` wants partitions of `handler`.
+pub async fn join_members(conn: &Conn, handler: &str, by: Claimant<'_>) -> Result<(), StoreError> {
+    conn.execute(
+        "join a handler's members",
+        JOIN_MEMBERS,
+        &[&handler, &by.owner, &by.present, &seconds(by.ttl)],
+    )
+    .await?;
+    conn.execute("forget members of long ago", FORGET_MEMBERS, &[&handler]).await?;
+    Ok(())
+}
+
+/// Everybody alive who wants partitions of `handler`, by name.
+pub async fn members(conn: &Conn, handler: &str) -> Result<Vec<String>, StoreError> {
+    let rows = conn.query("read a handler's members", MEMBERS, &[&handler]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// Takes `owner` out of the members of `handler`.
+pub async fn leave_members(conn: &Conn, handler: &str, owner: &str) -> Result<(), StoreError> {
+    conn.execute("leave a handler's members", LEAVE_MEMBERS, &[&handler, &owner]).await?;
+    Ok(())
+}
+
+/// A partition that somebody alive holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldPart {
+    /// Which.
+    pub part: u16,
+    /// Who.
+    pub owner: String,
+    /// Under which fence.
+    pub epoch: i64,
+}
+
+/// Partitions of a handler's stream that are held.
+pub async fn held_parts(conn: &Conn, handler: &str, stream: &str) -> Result<Vec<HeldPart>, StoreError> {
+    let rows = conn.query("read held partitions", HELD, &[&handler, &stream]).await?;
+    Ok(rows
+        .iter()
+        .map(|row| HeldPart { part: wide(row.get(0)), owner: row.get(1), epoch: row.get(2) })
+        .collect())
 }
 
 /// Names one held lease.
@@ -565,7 +655,7 @@ const RENEW_POSITIONS: &str = "
     where p.handler_kind = v.handler_kind and p.stream = v.stream and p.part = v.part and p.epoch = v.epoch";
 const RELEASE_POSITIONS: &str = "
     update system.consumer_positions p
-    set lease_expires_at = null, owner = null
+    set lease_expires_at = null, owner = null, session_key = null
     from unnest($1::text[], $2::text[], $3::smallint[], $4::bigint[]) as v (handler_kind, stream, part, epoch)
     where p.handler_kind = v.handler_kind and p.stream = v.stream and p.part = v.part and p.epoch = v.epoch";
 
@@ -629,6 +719,20 @@ pub async fn lock_position(
     let row =
         tx.query_opt("lock a position", LOCK_POSITION, &[&handler, &stream, &small(part), &epoch]).await?;
     row.map(|row| row.get(0)).ok_or_else(|| position_fenced(handler, stream, part))
+}
+
+const POSITION: &str = "
+    select pseq from system.consumer_positions where handler_kind = $1 and stream = $2 and part = $3";
+
+/// Where a handler is in one partition; none if it never declared itself.
+pub async fn position(
+    conn: &Conn,
+    handler: &str,
+    stream: &str,
+    part: u16,
+) -> Result<Option<i64>, StoreError> {
+    let row = conn.query_opt("read a position", POSITION, &[&handler, &stream, &small(part)]).await?;
+    Ok(row.map(|row| row.get(0)))
 }
 
 /// Locks a position whoever holds its lease, so that an operator's work and live batches exclude each other.

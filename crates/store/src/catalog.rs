@@ -144,6 +144,19 @@ pub async fn mark_partial(tx: &Tx<'_>, assets: &[AssetId]) -> Result<u64, StoreE
     tx.execute("mark assets as partial", MARK_PARTIAL, &[&ids]).await
 }
 
+const UNMARK_PARTIAL: &str = "
+    update catalog.assets set history = 'complete'
+     where id = any($1) and not is_fungible_class and history <> 'complete'";
+
+/// Takes that back for single tokens whose opening went with its block: what comes next tells anew.
+pub async fn unmark_partial(tx: &Tx<'_>, assets: &[AssetId]) -> Result<u64, StoreError> {
+    if assets.is_empty() {
+        return Ok(0);
+    }
+    let ids: Vec<Uuid> = assets.iter().map(|id| id.0).collect();
+    tx.execute("take back that assets are partial", UNMARK_PARTIAL, &[&ids]).await
+}
+
 const MARK_UNRELIABLE: &str = "
     update catalog.contracts c
        set reliability = 'unreliable', unreliable_reason = u.reason
@@ -164,22 +177,31 @@ pub async fn mark_unreliable(
     tx.execute("mark contracts as unreliable", MARK_UNRELIABLE, &[&ids, &reasons]).await
 }
 
+/// A finalized supply, and whether something of the asset was ever burned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Supply {
+    /// Units that exist.
+    pub units: alloy_primitives::U256,
+    /// Was a burn applied?
+    pub burnt: bool,
+}
+
+// Burned: a burn took the last of it. Of a class that we know in part others may hold units; a single token
+// is gone in any case. `bulk` decides by the same rule.
 const SET_SUPPLY: &str = "
     update catalog.assets a
        set supply = u.supply::numeric,
-           is_burned = u.supply::numeric = 0 and (not a.is_fungible_class or a.history = 'complete')
-      from unnest($1::uuid[], $2::text[]) u (id, supply)
+           is_burned = u.burnt and u.supply::numeric = 0 and (not a.is_fungible_class or a.history = 'complete')
+      from unnest($1::uuid[], $2::text[], $3::bool[]) u (id, supply, burnt)
      where a.id = u.id";
 
-/// Sets finalized supplies. An asset without units is burned, unless it is a class we know only in part.
-pub async fn set_supply(
-    tx: &Tx<'_>,
-    supplies: &BTreeMap<AssetId, alloy_primitives::U256>,
-) -> Result<u64, StoreError> {
+/// Sets finalized supplies, and with them what is burned.
+pub async fn set_supply(tx: &Tx<'_>, supplies: &BTreeMap<AssetId, Supply>) -> Result<u64, StoreError> {
     if supplies.is_empty() {
         return Ok(0);
     }
     let ids: Vec<Uuid> = supplies.keys().map(|id| id.0).collect();
-    let supplies: Vec<String> = supplies.values().map(ToString::to_string).collect();
-    tx.execute("set supplies", SET_SUPPLY, &[&ids, &supplies]).await
+    let units: Vec<String> = supplies.values().map(|supply| supply.units.to_string()).collect();
+    let burnt: Vec<bool> = supplies.values().map(|supply| supply.burnt).collect();
+    tx.execute("set supplies", SET_SUPPLY, &[&ids, &units, &burnt]).await
 }

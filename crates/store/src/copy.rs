@@ -13,6 +13,20 @@ const CHUNK_BYTES: usize = 256 * 1024;
 /// 2000-01-01T00:00:00Z, Postgres' epoch, in Unix microseconds.
 const POSTGRES_EPOCH_MICROS: i128 = 946_684_800_000_000;
 
+/// Signature, flags and the length of an empty extension.
+const HEADER_BYTES: usize = 19;
+
+/// Where the row that begins at `at` ends.
+fn row_end(chunk: &[u8], at: usize) -> usize {
+    let columns = i16::from_be_bytes([chunk[at], chunk[at + 1]]);
+    let mut end = at + 2;
+    for _ in 0..columns {
+        let length = i32::from_be_bytes(chunk[end..end + 4].try_into().expect("four bytes"));
+        end += 4 + usize::try_from(length).unwrap_or(0); // -1 is NULL and has no bytes.
+    }
+    end
+}
+
 /// Encoded rows. Cloning shares the full chunks.
 #[derive(Clone)]
 pub struct CopyBuffer {
@@ -126,6 +140,40 @@ impl CopyBuffer {
             Some(value) => write(self, value),
             None => self.null(),
         }
+    }
+
+    /// The same rows in the order of their first column, a uuid. Rows that arrive in the order of an index
+    /// find the leaf they need in the processor's cache; random ones never do.
+    pub fn sorted_by_leading_uuid(self) -> Self {
+        let columns = self.columns;
+        let chunks = self.into_data_chunks();
+        let mut places = Vec::new();
+        for (number, chunk) in chunks.iter().enumerate() {
+            let mut at = 0;
+            while at < chunk.len() {
+                let key = chunk[at + 6..at + 22].try_into().expect("a uuid has sixteen bytes");
+                let end = row_end(chunk, at);
+                places.push((u128::from_be_bytes(key), number, at, end));
+                at = end;
+            }
+        }
+        places.sort_unstable();
+        let mut sorted = Self::new(columns);
+        for (_, number, from, to) in places {
+            sorted.row();
+            sorted.missing = 0;
+            sorted.open.put_slice(&chunks[number][from + 2..to]);
+        }
+        sorted
+    }
+
+    /// Whole rows without header or trailer.
+    fn into_data_chunks(self) -> Vec<Bytes> {
+        assert_eq!(self.missing, 0, "the last row of a COPY is not complete");
+        let mut chunks = self.full;
+        chunks.push(self.open.freeze());
+        chunks[0] = chunks[0].slice(HEADER_BYTES..);
+        chunks
     }
 
     /// Postgres' NUMERIC: base-10000 digits, most significant first, trailing zero digits left out.

@@ -1,10 +1,42 @@
 //! system.sync_cursors and system.network_heads: positions and what the chain reports. A position moves only
 //! from where its mover believes it to be; zero rows mean that somebody else moved it.
 
+use std::collections::BTreeMap;
+
 use tidemark_model::chain::{BlockRef, Head, Network};
 use tidemark_model::ids::{BlockHash, Height, NetworkId};
+use time::OffsetDateTime;
+use tokio_postgres::Row;
 
 use crate::db::{Conn, StoreError, Tx};
+
+/// A part of a network's contracts (ADDR_SHARDS).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shard {
+    /// Which one, from zero.
+    pub number: i32,
+    /// Of how many.
+    pub of: i32,
+}
+
+impl Shard {
+    /// All of a network.
+    pub const ONLY: Self = Self { number: 0, of: 1 };
+    /// Is there no other?
+    pub fn is_only(self) -> bool {
+        self.of == 1
+    }
+}
+
+impl std::fmt::Display for Shard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.of {
+            1 => write!(f, "shard-{}", self.number),
+            // With their number, so that another division is never taken for this one.
+            of => write!(f, "shard-{}/{of}", self.number),
+        }
+    }
+}
 
 /// Where a shard of a network stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,6 +45,8 @@ pub struct Cursor {
     pub id: String,
     /// The network.
     pub network: NetworkId,
+    /// The number of the shard.
+    pub shard: i32,
     /// The first height we read.
     pub start: Height,
     /// The first height that is not processed; everything from `start` below it is.
@@ -33,8 +67,8 @@ impl Cursor {
 }
 
 /// The id of a shard's cursor.
-pub fn cursor_id(network: &Network, shard: i32) -> String {
-    format!("{}:{}:shard-{shard}", network.family.as_str(), network.id)
+pub fn cursor_id(network: &Network, shard: Shard) -> String {
+    format!("{}:{}:{shard}", network.family.as_str(), network.id)
 }
 
 const ENSURE_NETWORK: &str = "
@@ -94,20 +128,49 @@ pub async fn networks(conn: &Conn) -> Result<Vec<KnownNetwork>, StoreError> {
 }
 
 const ENSURE_CURSOR: &str = "
-    insert into system.sync_cursors (id, network_id, cursor_type, start_height, last_processed_block)
-    values ($1, $2, 'height', $3, $3::bigint - 1)
+    insert into system.sync_cursors (id, network_id, shard, cursor_type, start_height, last_processed_block)
+    values ($1, $2, $4, 'height', $3, $3::bigint - 1)
     on conflict (id) do nothing";
 
 /// Makes sure that a shard has its cursor and reads it. An existing cursor keeps its start.
-pub async fn ensure(conn: &Conn, network: &Network, shard: i32) -> Result<Cursor, StoreError> {
+pub async fn ensure(conn: &Conn, network: &Network, shard: Shard) -> Result<Cursor, StoreError> {
     let id = cursor_id(network, shard);
-    conn.execute("create a cursor", ENSURE_CURSOR, &[&id, &network.id.0, &network.start_block.as_i64()])
-        .await?;
+    let start = network.start_block.as_i64();
+    conn.execute("create a cursor", ENSURE_CURSOR, &[&id, &network.id.0, &start, &shard.number]).await?;
     read(conn, &id).await
 }
 
+const READ_ALL: &str = "
+    select id, network_id, start_height, last_processed_block, last_processed_hash, shard
+      from system.sync_cursors where network_id = $1 order by shard, id";
+
+/// The cursors of all shards of a network.
+pub async fn of_network(conn: &Conn, network: NetworkId) -> Result<Vec<Cursor>, StoreError> {
+    let rows = conn.query("read cursors", READ_ALL, &[&network.0]).await?;
+    rows.iter().map(cursor_of).collect()
+}
+
+const LOCK_ALL: &str = "
+    select id, network_id, start_height, last_processed_block, last_processed_hash, shard
+      from system.sync_cursors where network_id = $1 order by id for update";
+
+/// The cursors of all shards, kept from moving until the transaction ends.
+pub async fn lock_all(tx: &Tx<'_>, network: NetworkId) -> Result<Vec<Cursor>, StoreError> {
+    let rows = tx.query("lock cursors", LOCK_ALL, &[&network.0]).await?;
+    rows.iter().map(cursor_of).collect()
+}
+
+const SLOWEST: &str = "
+    select min(last_processed_block) + 1 from system.sync_cursors where network_id = $1";
+
+/// The first height that some shard has not processed.
+pub async fn slowest(tx: &Tx<'_>, network: NetworkId) -> Result<Height, StoreError> {
+    let row = tx.query_one("read the slowest cursor", SLOWEST, &[&network.0]).await?;
+    Ok(Height::from_i64(row.get::<_, Option<i64>>(0).unwrap_or(0)))
+}
+
 const READ: &str = "
-    select id, network_id, start_height, last_processed_block, last_processed_hash
+    select id, network_id, start_height, last_processed_block, last_processed_hash, shard
       from system.sync_cursors where id = $1";
 
 /// Reads a cursor that exists.
@@ -116,7 +179,7 @@ pub async fn read(conn: &Conn, id: &str) -> Result<Cursor, StoreError> {
 }
 
 const LOCK: &str = "
-    select id, network_id, start_height, last_processed_block, last_processed_hash
+    select id, network_id, start_height, last_processed_block, last_processed_hash, shard
       from system.sync_cursors where id = $1 for update";
 
 /// Reads a cursor and keeps others from moving it until the transaction ends.
@@ -138,6 +201,7 @@ fn cursor_of(row: &tokio_postgres::Row) -> Result<Cursor, StoreError> {
     };
     Ok(Cursor {
         network: NetworkId(row.get(1)),
+        shard: row.get(5),
         start: Height::from_i64(row.get(2)),
         next: Height::from_i64(last + 1),
         last_hash,
@@ -192,17 +256,52 @@ const READ_HEAD: &str = "
 /// What is stored of a network's head.
 pub async fn head(conn: &Conn, network: NetworkId) -> Result<Option<NetworkHead>, StoreError> {
     let row = conn.query_opt("read a network's head", READ_HEAD, &[&network.0]).await?;
-    Ok(row.map(|row| {
-        let finalized = row.get::<_, Option<i64>>(2).zip(row.get::<_, Option<&[u8]>>(3));
-        NetworkHead {
-            latest: (!row.get::<_, &[u8]>(5).is_empty()).then(|| Height::from_i64(row.get(0))),
-            safe: row.get::<_, Option<i64>>(1).map(Height::from_i64),
-            finalized: finalized.and_then(|(height, hash)| {
-                Some(BlockRef { height: Height::from_i64(height), hash: BlockHash::from_slice(hash)? })
-            }),
-            halted: row.get(4),
-        }
-    }))
+    Ok(row.as_ref().map(network_head))
+}
+
+fn network_head(row: &Row) -> NetworkHead {
+    let finalized = row.get::<_, Option<i64>>(2).zip(row.get::<_, Option<&[u8]>>(3));
+    NetworkHead {
+        latest: (!row.get::<_, &[u8]>(5).is_empty()).then(|| Height::from_i64(row.get(0))),
+        safe: row.get::<_, Option<i64>>(1).map(Height::from_i64),
+        finalized: finalized.and_then(|(height, hash)| {
+            Some(BlockRef { height: Height::from_i64(height), hash: BlockHash::from_slice(hash)? })
+        }),
+        halted: row.get(4),
+    }
+}
+
+const READ_HEADS: &str = "
+    select latest_height, safe_height, finalized_height, finalized_hash, halted_reason, latest_hash, network_id
+      from system.network_heads where network_id = any($1)";
+
+/// What is stored of many networks' heads, in one question.
+pub async fn heads(
+    conn: &Conn,
+    networks: &[NetworkId],
+) -> Result<BTreeMap<NetworkId, NetworkHead>, StoreError> {
+    let ids: Vec<i32> = networks.iter().map(|network| network.0).collect();
+    let rows = conn.query("read heads", READ_HEADS, &[&ids]).await?;
+    Ok(rows.iter().map(|row| (NetworkId(row.get(6)), network_head(row))).collect())
+}
+
+/// When the cursors of a network moved last, and where they are; equal marks: nothing moved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mark {
+    moved_at: OffsetDateTime,
+    heights: i64,
+}
+
+const READ_MARKS: &str = "
+    select network_id, max(updated_at), sum(last_processed_block)::bigint
+      from system.sync_cursors where network_id = any($1) group by network_id";
+
+/// Marks of many networks, in one question.
+pub async fn marks(conn: &Conn, networks: &[NetworkId]) -> Result<BTreeMap<NetworkId, Mark>, StoreError> {
+    let ids: Vec<i32> = networks.iter().map(|network| network.0).collect();
+    let rows = conn.query("read where cursors are", READ_MARKS, &[&ids]).await?;
+    let mark = |row: &Row| Mark { moved_at: row.get(1), heights: row.get(2) };
+    Ok(rows.iter().map(|row| (NetworkId(row.get(0)), mark(row))).collect())
 }
 
 const ENSURE_HEAD: &str = "

@@ -1,7 +1,7 @@
 //! Pools, connections, transactions. Every statement has a label, so that an error says what was being
 //! done; every error has a verdict, so that callers match on what to do and not on SQLSTATEs.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod};
@@ -40,6 +40,12 @@ pub enum StoreError {
         /// What was fenced.
         what: String,
     },
+    /// The server lacks what our statements need.
+    #[error("the server is Postgres {major}: use 15 or newer, or name another server in database.url")]
+    ServerTooOld {
+        /// Its major version.
+        major: i32,
+    },
     /// A row does not say what it must: a broken promise of our own, or a foreign hand.
     #[error("{what} holds {found}, which cannot be: {hint}")]
     Corrupt {
@@ -70,7 +76,7 @@ impl StoreError {
         match self {
             Self::Connect { .. } => Verdict::Retry,
             Self::Fenced { .. } => Verdict::Fenced,
-            Self::Corrupt { .. } => Verdict::Fatal,
+            Self::Corrupt { .. } | Self::ServerTooOld { .. } => Verdict::Fatal,
             Self::Statement { source, .. } => match source.code() {
                 None => Verdict::Retry, // The connection went away, or never came.
                 Some(code) if is_transient(code) => Verdict::Retry,
@@ -240,12 +246,31 @@ fn tls() -> tokio_postgres_rustls::MakeRustlsConnect {
     tokio_postgres_rustls::MakeRustlsConnect::new(config)
 }
 
+/// The counter of time spent per statement, in microseconds; its label `statement` is the statement's name.
+pub const STATEMENT_TIME: &str = "db_statement_microseconds_total";
+
+/// Runs one statement, names it in its error and counts its time.
+async fn timed<T>(
+    label: &'static str,
+    run: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, StoreError> {
+    let started = Instant::now();
+    let result = run.await;
+    let micros = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+    metrics::counter!(STATEMENT_TIME, "statement" => label).increment(micros);
+    result.map_err(|source| StoreError::Statement { label, source })
+}
+
 /// One connection. Reads outside a transaction, and the door to transactions.
 pub struct Conn {
     object: Object,
 }
 
 impl Conn {
+    /// Takes the connection out of its pool for good.
+    pub fn detach(self) -> Session {
+        Session { client: Object::take(self.object) }
+    }
     /// Begins a transaction (read committed). Dropping it without commit rolls back.
     pub async fn tx(&mut self) -> Result<Tx<'_>, StoreError> {
         let inner = self
@@ -273,9 +298,11 @@ impl Conn {
         sql: &str,
         params: &[Param<'_>],
     ) -> Result<Vec<Row>, StoreError> {
-        let fail = |source| StoreError::Statement { label, source };
-        let statement = self.object.prepare_cached(sql).await.map_err(fail)?;
-        self.object.query(&statement, params).await.map_err(fail)
+        timed(label, async {
+            let statement = self.object.prepare_cached(sql).await?;
+            self.object.query(&statement, params).await
+        })
+        .await
     }
     /// At most one row.
     pub async fn query_opt(
@@ -284,9 +311,11 @@ impl Conn {
         sql: &str,
         params: &[Param<'_>],
     ) -> Result<Option<Row>, StoreError> {
-        let fail = |source| StoreError::Statement { label, source };
-        let statement = self.object.prepare_cached(sql).await.map_err(fail)?;
-        self.object.query_opt(&statement, params).await.map_err(fail)
+        timed(label, async {
+            let statement = self.object.prepare_cached(sql).await?;
+            self.object.query_opt(&statement, params).await
+        })
+        .await
     }
     /// Exactly one row.
     pub async fn query_one(
@@ -295,9 +324,11 @@ impl Conn {
         sql: &str,
         params: &[Param<'_>],
     ) -> Result<Row, StoreError> {
-        let fail = |source| StoreError::Statement { label, source };
-        let statement = self.object.prepare_cached(sql).await.map_err(fail)?;
-        self.object.query_one(&statement, params).await.map_err(fail)
+        timed(label, async {
+            let statement = self.object.prepare_cached(sql).await?;
+            self.object.query_one(&statement, params).await
+        })
+        .await
     }
     /// How many rows were touched.
     pub async fn execute(
@@ -306,13 +337,32 @@ impl Conn {
         sql: &str,
         params: &[Param<'_>],
     ) -> Result<u64, StoreError> {
-        let fail = |source| StoreError::Statement { label, source };
-        let statement = self.object.prepare_cached(sql).await.map_err(fail)?;
-        self.object.execute(&statement, params).await.map_err(fail)
+        timed(label, async {
+            let statement = self.object.prepare_cached(sql).await?;
+            self.object.execute(&statement, params).await
+        })
+        .await
     }
     /// Several statements without parameters, as one script. Outside a transaction unless it begins one.
     pub async fn batch(&self, label: &'static str, sql: &str) -> Result<(), StoreError> {
-        self.object.batch_execute(sql).await.map_err(|source| StoreError::Statement { label, source })
+        timed(label, self.object.batch_execute(sql)).await
+    }
+}
+
+/// A connection of its own. It closes when dropped, and what belongs to its session goes with it.
+pub struct Session {
+    client: deadpool_postgres::ClientWrapper,
+}
+
+impl Session {
+    /// Exactly one row.
+    pub async fn query_one(
+        &self,
+        label: &'static str,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> Result<Row, StoreError> {
+        self.client.query_one(sql, params).await.map_err(|source| StoreError::Statement { label, source })
     }
 }
 
@@ -329,9 +379,11 @@ impl Tx<'_> {
         sql: &str,
         params: &[Param<'_>],
     ) -> Result<Vec<Row>, StoreError> {
-        let fail = |source| StoreError::Statement { label, source };
-        let statement = self.inner.prepare_cached(sql).await.map_err(fail)?;
-        self.inner.query(&statement, params).await.map_err(fail)
+        timed(label, async {
+            let statement = self.inner.prepare_cached(sql).await?;
+            self.inner.query(&statement, params).await
+        })
+        .await
     }
     /// At most one row.
     pub async fn query_opt(
@@ -340,9 +392,11 @@ impl Tx<'_> {
         sql: &str,
         params: &[Param<'_>],
     ) -> Result<Option<Row>, StoreError> {
-        let fail = |source| StoreError::Statement { label, source };
-        let statement = self.inner.prepare_cached(sql).await.map_err(fail)?;
-        self.inner.query_opt(&statement, params).await.map_err(fail)
+        timed(label, async {
+            let statement = self.inner.prepare_cached(sql).await?;
+            self.inner.query_opt(&statement, params).await
+        })
+        .await
     }
     /// Exactly one row.
     pub async fn query_one(
@@ -351,9 +405,11 @@ impl Tx<'_> {
         sql: &str,
         params: &[Param<'_>],
     ) -> Result<Row, StoreError> {
-        let fail = |source| StoreError::Statement { label, source };
-        let statement = self.inner.prepare_cached(sql).await.map_err(fail)?;
-        self.inner.query_one(&statement, params).await.map_err(fail)
+        timed(label, async {
+            let statement = self.inner.prepare_cached(sql).await?;
+            self.inner.query_one(&statement, params).await
+        })
+        .await
     }
     /// How many rows were touched.
     pub async fn execute(
@@ -362,30 +418,34 @@ impl Tx<'_> {
         sql: &str,
         params: &[Param<'_>],
     ) -> Result<u64, StoreError> {
-        let fail = |source| StoreError::Statement { label, source };
-        let statement = self.inner.prepare_cached(sql).await.map_err(fail)?;
-        self.inner.execute(&statement, params).await.map_err(fail)
+        timed(label, async {
+            let statement = self.inner.prepare_cached(sql).await?;
+            self.inner.execute(&statement, params).await
+        })
+        .await
     }
     /// Several statements without parameters, as one script.
     pub async fn batch(&self, label: &'static str, sql: &str) -> Result<(), StoreError> {
-        self.inner.batch_execute(sql).await.map_err(|source| StoreError::Statement { label, source })
+        timed(label, self.inner.batch_execute(sql)).await
     }
     /// `copy … from stdin (format binary)`; gives the number of rows. An empty buffer is no round trip.
     pub async fn copy_in(&self, label: &'static str, sql: &str, rows: CopyBuffer) -> Result<u64, StoreError> {
         if rows.rows() == 0 {
             return Ok(0);
         }
-        let fail = |source| StoreError::Statement { label, source };
-        let sink = self.inner.copy_in::<_, Bytes>(sql).await.map_err(fail)?;
-        let mut sink = std::pin::pin!(sink);
-        for chunk in rows.into_chunks() {
-            sink.send(chunk).await.map_err(fail)?;
-        }
-        sink.finish().await.map_err(fail)
+        timed(label, async {
+            let sink = self.inner.copy_in::<_, Bytes>(sql).await?;
+            let mut sink = std::pin::pin!(sink);
+            for chunk in rows.into_chunks() {
+                sink.send(chunk).await?;
+            }
+            sink.finish().await
+        })
+        .await
     }
     /// Makes it so. An error here may mean that it is so: transactions are repeatable for this reason.
     pub async fn commit(self) -> Result<(), StoreError> {
-        self.inner.commit().await.map_err(|source| StoreError::Statement { label: "commit", source })
+        timed("commit", self.inner.commit()).await
     }
     /// Undoes it at once instead of at drop.
     pub async fn rollback(self) -> Result<(), StoreError> {

@@ -8,6 +8,7 @@ use tidemark_model::ids::{AccountId, AssetId, NetworkId};
 use tidemark_model::quantity::SignedQty;
 use uuid::Uuid;
 
+use crate::checks::Slice;
 use crate::db::{Conn, Db, StoreError, Tx};
 use crate::ledger::quantity;
 
@@ -127,12 +128,14 @@ pub async fn range(
     Ok(RangeDigest { digest, span })
 }
 
-const RECOMPUTE: &str =
-    "select asset_id, account_id, qty::text from ledger.ownership_current where network_id = $1";
+const RECOMPUTE: &str = "
+    select asset_id, account_id, qty::text from ledger.ownership_current
+     where asset_id between $2 and $3 and network_id = $1";
 
-/// All buckets computed from ownership_current.
-pub async fn recompute(tx: &Tx<'_>, network: NetworkId) -> Result<Buckets, StoreError> {
-    let rows = tx.query("recompute digests", RECOMPUTE, &[&network.0]).await?;
+/// The buckets of a slice computed from ownership_current.
+pub async fn recompute(tx: &Tx<'_>, network: NetworkId, slice: Slice) -> Result<Buckets, StoreError> {
+    let (first, last) = slice.bounds();
+    let rows = tx.query("recompute digests", RECOMPUTE, &[&network.0, &first, &last]).await?;
     let mut buckets = Buckets::new();
     for row in &rows {
         let asset = AssetId(row.get(0));

@@ -421,3 +421,43 @@ pub async fn end_replay(conn: &Conn, id: &str, status: &str, events: u64) -> Res
     conn.execute("record the end of a replay", END_REPLAY, &[&id, &status, &events]).await?;
     Ok(())
 }
+
+/// A replay as it is recorded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ReplayRow {
+    /// For which handler.
+    pub handler: String,
+    /// Who asked.
+    pub requested_by: String,
+    /// Why.
+    pub reason: Option<String>,
+    /// Which events.
+    pub selector: Value,
+    /// `running`, `done` or `failed`.
+    pub status: String,
+    /// Events handed to the handler.
+    pub events: i64,
+    /// When it began.
+    pub created_at: OffsetDateTime,
+    /// When it ended.
+    pub finished_at: Option<OffsetDateTime>,
+}
+
+const REPLAY: &str = "
+    select handler_kind, requested_by, reason, selector, status, events, created_at, finished_at
+    from system.replays where id = $1";
+
+/// One replay.
+pub async fn replay(conn: &Conn, id: &str) -> Result<Option<ReplayRow>, StoreError> {
+    let row = conn.query_opt("read a replay", REPLAY, &[&id]).await?;
+    Ok(row.map(|row| ReplayRow {
+        handler: row.get(0),
+        requested_by: row.get(1),
+        reason: row.get(2),
+        selector: row.get(3),
+        status: row.get(4),
+        events: row.get(5),
+        created_at: row.get(6),
+        finished_at: row.get(7),
+    }))
+}

@@ -493,6 +493,21 @@ pub struct TouchedEvent {
     pub event_time: OffsetDateTime,
 }
 
+impl TouchedEvent {
+    /// An event as it is about to be written.
+    pub fn of(row: &NormalizedRow) -> Self {
+        let NormalizedRow { id, kind, asset, collection, block, event_time, .. } = row;
+        Self {
+            id: *id,
+            kind: *kind,
+            asset: *asset,
+            collection: *collection,
+            block: *block,
+            event_time: *event_time,
+        }
+    }
+}
+
 /// Marks the open events of these blocks reverted, matched by hash; gives them sorted by id.
 pub async fn revert_blocks(
     tx: &Tx<'_>,

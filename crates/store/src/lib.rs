@@ -27,9 +27,10 @@ pub mod migrate;
 pub mod outbox;
 pub mod ownership;
 pub mod partitions;
+pub mod presence;
 pub mod projection;
 pub mod raw;
 pub mod reads;
 pub mod status;
 
-pub use db::{Conn, Db, DbOptions, StoreError, Tx, Verdict};
+pub use db::{Conn, Db, DbOptions, Session, StoreError, Tx, Verdict};

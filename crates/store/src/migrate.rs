@@ -37,7 +37,9 @@ migrations!(
     "0010_backbone_defaults",
     "0011_projector",
     "0012_bulk",
+    "0013_presence",
     "0015_api",
+    "0016_shards",
 );
 
 /// What [`run`] did.
@@ -50,6 +52,9 @@ pub struct Applied {
 }
 
 const LOCK_KEY: i64 = 0x7469_6465_6d61_726b; // "tidemark"
+const VERSION: &str = "select current_setting('server_version_num')::int";
+/// The oldest server our statements run on.
+const SERVER_MAJOR_MIN: i32 = 15;
 const LOCK: &str = "select pg_try_advisory_lock($1)";
 const UNLOCK: &str = "select pg_advisory_unlock($1)";
 const CREATE_TABLE: &str = "
@@ -68,12 +73,22 @@ const LOCK_TRIES: u32 = 20;
 /// Brings the database to the newest schema. Safe to call from several processes at once.
 pub async fn run(db: &Db) -> Result<Applied, StoreError> {
     let mut conn = db.conn().await?;
+    let version: i32 = conn.query_one("read the server's version", VERSION, &[]).await?.get(0);
+    check_version(version)?;
     while !conn.query_one("lock migrations", LOCK, &[&LOCK_KEY]).await?.get::<_, bool>(0) {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let result = run_locked(&mut conn).await;
     conn.query_one("unlock migrations", UNLOCK, &[&LOCK_KEY]).await?;
     result
+}
+
+/// Refuses a server that is too old for our statements, before anything is written.
+fn check_version(number: i32) -> Result<(), StoreError> {
+    match number / 10_000 {
+        major if major < SERVER_MAJOR_MIN => Err(StoreError::ServerTooOld { major }),
+        _ => Ok(()),
+    }
 }
 
 async fn run_locked(conn: &mut crate::Conn) -> Result<Applied, StoreError> {
@@ -100,7 +115,8 @@ async fn run_locked(conn: &mut crate::Conn) -> Result<Applied, StoreError> {
             Some(_) => {}
         }
     }
-    for migration in &MIGRATIONS[rows.len().min(MIGRATIONS.len())..] {
+    let is_there = |name: &str| rows.iter().any(|row| row.get::<_, &str>(0) == name);
+    for migration in MIGRATIONS.iter().filter(|migration| !is_there(migration.name)) {
         apply(conn, migration).await?;
         tracing::info!(action = "migrate", migration = migration.name, "Applied a migration.");
         applied.now.push(migration.name);
@@ -133,4 +149,16 @@ async fn apply_once(conn: &mut crate::Conn, migration: &Migration) -> Result<(),
 
 fn checksum_of(migration: &Migration) -> [u8; 32] {
     Sha256::digest(migration.sql.as_bytes()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_too_old_is_named_with_the_next_step() {
+        assert!(check_version(150_000).is_ok() && check_version(180_001).is_ok());
+        let error = check_version(140_011).expect_err("too old").to_string();
+        assert!(error.contains("14") && error.contains("database.url"), "{error}");
+    }
 }

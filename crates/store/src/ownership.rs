@@ -151,6 +151,22 @@ pub async fn recompute(tx: &Tx<'_>, assets: &BTreeSet<AssetId>) -> Result<BTreeM
     rows.iter().map(|row| Ok((pair(row), quantity(row, 2)?))).collect()
 }
 
+const BURNT_AMONG: &str = "
+    select distinct d.asset_id
+      from ledger.normalized_event_deltas d
+      join ledger.normalized_event_keys k on k.normalized_event_id = d.normalized_event_id
+     where d.asset_id = any($1) and d.to_account_id is null and d.qty_delta <> 0
+       and k.finality_status = 'finalized' and not k.is_reverted
+       and not exists (select 1 from ledger.quarantine q
+                        where q.consumer = 'state-updater' and q.normalized_event_id = k.normalized_event_id
+                          and q.resolved_at is null)";
+
+/// Of which of these assets something was burned, by the event log alone.
+pub async fn burnt_among(tx: &Tx<'_>, assets: &BTreeSet<AssetId>) -> Result<BTreeSet<AssetId>, StoreError> {
+    let rows = tx.query("look for burned assets", BURNT_AMONG, &[&asset_uuids(assets)]).await?;
+    Ok(rows.iter().map(|row| AssetId(row.get(0))).collect())
+}
+
 const OF_ASSETS: &str = "
     select asset_id, account_id, qty::text from ledger.ownership_current where asset_id = any($1)";
 

@@ -14,7 +14,7 @@ pub use read::{
     BlockFound, RawChunks, RawReader, TxFound, block_at, block_lookup, blocks_between, covered_through,
     hash_at, newest_block, tx_lookup,
 };
-pub use write::{PAYLOAD_INLINE_MAX_BYTES, Prepared, RawWriter};
+pub use write::{PAYLOAD_INLINE_MAX_BYTES, Prepared, RawWriter, Share, compact_evidence, counts};
 
 use crate::blob::BlobError;
 use crate::db::StoreError;

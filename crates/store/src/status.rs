@@ -1,5 +1,8 @@
 //! Processes, heads, watermarks: what `status` shows.
 
+use std::collections::BTreeMap;
+
+use tidemark_model::ids::NetworkId;
 use time::OffsetDateTime;
 
 use crate::db::{Conn, StoreError};
@@ -45,6 +48,19 @@ pub async fn heartbeat(conn: &Conn, instance: &str, seen: &[Process]) -> Result<
     conn.execute("write a heartbeat", HEARTBEAT, &[&instance, &roles, &states, &restarts, &errors, &started])
         .await?;
     Ok(())
+}
+
+const LEDGER_HEIGHTS: &str = "
+    select network_id, head_height, finalized_height from ledger.network_progress where network_id = any($1)";
+
+/// Head and finality of many networks' ledgers, in one question; -1 before the first block.
+pub async fn ledger_heights(
+    conn: &Conn,
+    networks: &[NetworkId],
+) -> Result<BTreeMap<NetworkId, (i64, i64)>, StoreError> {
+    let ids: Vec<i32> = networks.iter().map(|network| network.0).collect();
+    let rows = conn.query("read the ledger's heights", LEDGER_HEIGHTS, &[&ids]).await?;
+    Ok(rows.iter().map(|row| (NetworkId(row.get(0)), (row.get(1), row.get(2)))).collect())
 }
 
 const FORGET: &str = "
@@ -192,4 +208,11 @@ const MAY_ACT_AS: &str = "
 /// Can this login `set role` to `role`? Not where migrating it had no right to create roles.
 pub async fn may_act_as(conn: &Conn, role: &str) -> Result<bool, StoreError> {
     Ok(conn.query_one("look for a role", MAY_ACT_AS, &[&role]).await?.get(0))
+}
+
+const RAW_RECORDS: &str = "select coalesce(sum(records), 0)::bigint from raw.range_evidence";
+
+/// Records that were accepted so far, over all networks.
+pub async fn raw_records(conn: &Conn) -> Result<i64, StoreError> {
+    Ok(conn.query_one("count accepted records", RAW_RECORDS, &[]).await?.get(0))
 }

@@ -77,3 +77,38 @@ async fn numbers_of_every_length_round_trip() {
     let expected: Vec<String> = values.iter().map(ToString::to_string).collect();
     assert_eq!(back, expected);
 }
+
+#[tokio::test]
+async fn sorted_rows_are_the_same_rows_in_the_order_of_their_uuid() {
+    let db = db().await;
+    let mut conn = db.conn().await.expect("connects");
+    let tx = conn.tx().await.expect("begins");
+    tx.batch("create", "create temp table s (id uuid, n int, t text, at serial)").await.expect("creates");
+    let mut rows = CopyBuffer::new(3);
+    // Enough for several chunks, with NULLs and empty texts among the columns.
+    for n in 0..20_000_i32 {
+        let id = Uuid::new_v5(&Uuid::NAMESPACE_OID, &n.to_be_bytes());
+        let text = ["", "short", "a longer text that fills the chunks sooner"];
+        let text = text.get(usize::try_from(n % 4).expect("small")).copied();
+        rows.row().uuid(id).i32(n).opt(text, CopyBuffer::text);
+    }
+    let copied = tx
+        .copy_in("copy", "copy s (id, n, t) from stdin (format binary)", rows.sorted_by_leading_uuid())
+        .await
+        .expect("copies");
+    assert_eq!(copied, 20_000);
+    let row = tx
+        .query_one(
+            "look",
+            "select count(distinct n), count(t), bool_and(ordered), sum(n)
+               from (select n, t, lag(id) over (order by at) is null or lag(id) over (order by at) < id as ordered from s) x",
+            &[],
+        )
+        .await
+        .expect("answers");
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (20_000, 15_000));
+    assert!(row.get::<_, bool>(2), "the order of arrival is the order of ids");
+    assert_eq!(row.get::<_, i64>(3), 199_990_000);
+    let empty = CopyBuffer::new(3).sorted_by_leading_uuid();
+    assert_eq!(empty.rows(), 0);
+}

@@ -236,7 +236,7 @@ async fn orphans_are_readable_until_finality() {
     raw.copy(batch(range(0, 10), blocks.clone())).await;
     let mut conn = raw.conn().await;
     let tx = conn.tx().await.unwrap();
-    let out = orphans::take_out(&tx, NETWORK, 0, range(3, 10)).await.unwrap();
+    let out = orphans::take_out(&tx, NETWORK, &[cursor::Shard::ONLY], range(3, 10)).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(out, [blocks[0].block_ref(), blocks[1].block_ref()]);
     assert_eq!(raw.read(range(0, 10)).await, []);
@@ -320,7 +320,7 @@ async fn a_cursor_moves_only_from_where_it_is() {
         confirmations: 1,
         reorg_depth_max: 1,
     };
-    let cursor = cursor::ensure(&conn, &network, 0).await.unwrap();
+    let cursor = cursor::ensure(&conn, &network, cursor::Shard::ONLY).await.unwrap();
     assert_eq!((cursor.next, cursor.last()), (Height(0), None));
     let tx = conn.tx().await.unwrap();
     let moved = cursor::advance(&tx, &cursor, Height(5), Some(BlockHash([5; 32]))).await.unwrap();
@@ -329,7 +329,7 @@ async fn a_cursor_moves_only_from_where_it_is() {
     let other = cursor::Cursor { last_hash: Some(BlockHash([6; 32])), ..moved.clone() };
     assert!(matches!(cursor::advance(&tx, &other, Height(6), None).await, Err(StoreError::Fenced { .. })));
     tx.commit().await.unwrap();
-    assert_eq!(cursor::ensure(&conn, &network, 0).await.unwrap(), moved);
+    assert_eq!(cursor::ensure(&conn, &network, cursor::Shard::ONLY).await.unwrap(), moved);
 }
 
 #[tokio::test]

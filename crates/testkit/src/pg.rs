@@ -55,13 +55,97 @@ impl Cluster {
         format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
     }
     fn psql(&self, database: &str, sql: &str) -> anyhow::Result<String> {
-        let output = Command::new(self.bin.join("psql"))
-            .args(["-q", "-X", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", sql, &self.url(database)])
-            .output()
-            .context("psql does not start")?;
-        ensure!(output.status.success(), "psql: {}", String::from_utf8_lossy(&output.stderr));
-        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        psql(&self.bin, &self.url(database), sql)
     }
+}
+
+/// A cluster of one test's own, which may die and come back. Its database has all migrations applied.
+pub struct PrivatePg {
+    /// `postgres://…`, superuser.
+    pub url: String,
+    bin: PathBuf,
+    port: crate::process::Port,
+    process: Option<crate::process::Process>,
+    dir: PathBuf,
+}
+
+impl PrivatePg {
+    /// Makes and starts one.
+    pub fn start() -> anyhow::Result<Self> {
+        let bin = server_binaries()?;
+        let dir = std::env::temp_dir().join(format!("tidemark-pg-{}", uuid::Uuid::new_v4().simple()));
+        fs::create_dir_all(&dir)?;
+        give_to_server_user(&dir)?;
+        initdb(&bin, &dir)?;
+        let port = crate::process::Port::free()?;
+        let url = format!("postgres://postgres@127.0.0.1:{}/t", port.number);
+        let mut server = Self { url, bin, port, process: None, dir };
+        server.launch()?;
+        server.psql("postgres", "create database t")?;
+        server.psql("t", &migrations()?)?;
+        Ok(server)
+    }
+
+    /// `kill -9` of the whole server.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// Starts it after a kill; returns when it answers.
+    pub fn launch(&mut self) -> anyhow::Result<()> {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        loop {
+            let program = as_server_user(Path::new("--pdeathsig=KILL"));
+            let mut args: Vec<String> =
+                program.get_args().map(|arg| arg.to_string_lossy().into_owned()).collect();
+            if args.is_empty() {
+                args.push("--pdeathsig=KILL".to_owned());
+            }
+            args.push(self.bin.join("postgres").display().to_string());
+            let port = self.port.number.to_string();
+            args.extend(["-D".to_owned(), self.dir.display().to_string(), "-p".to_owned(), port]);
+            let settings = ["listen_addresses=127.0.0.1", "unix_socket_directories=", "fsync=off"];
+            args.extend(settings.iter().flat_map(|setting| ["-c".to_owned(), (*setting).to_owned()]));
+            let log = self.dir.with_extension("log");
+            self.process = Some(crate::process::Process::start(Path::new("setpriv"), &args, &log)?);
+            // Backends of a killed server need a moment to go; until then a new one refuses to start.
+            let patience = std::time::Instant::now() + std::time::Duration::from_secs(5);
+            while std::time::Instant::now() < patience {
+                if self.psql("postgres", "select 1").is_ok() {
+                    return Ok(());
+                }
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
+            ensure!(
+                std::time::Instant::now() < deadline,
+                "a private Postgres does not start: {}",
+                fs::read_to_string(&log).unwrap_or_default()
+            );
+            self.process = None;
+        }
+    }
+
+    fn psql(&self, database: &str, sql: &str) -> anyhow::Result<String> {
+        let url = format!("postgres://postgres@127.0.0.1:{}/{database}", self.port.number);
+        psql(&self.bin, &url, sql)
+    }
+}
+
+impl Drop for PrivatePg {
+    fn drop(&mut self) {
+        self.process = None;
+        let _ = fs::remove_dir_all(&self.dir);
+        let _ = fs::remove_file(self.dir.with_extension("log"));
+    }
+}
+
+fn psql(bin: &Path, url: &str, sql: &str) -> anyhow::Result<String> {
+    let output = Command::new(bin.join("psql"))
+        .args(["-q", "-X", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", sql, url])
+        .output()
+        .context("psql does not start")?;
+    ensure!(output.status.success(), "psql: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 /// Newest installed server binaries.
@@ -117,12 +201,7 @@ fn launch(bin: &Path, dir: &Path) -> anyhow::Result<u16> {
     let _ = fs::remove_dir_all(&data);
     fs::create_dir(&data)?;
     give_to_server_user(&data)?;
-    let initdb = as_server_user(&bin.join("initdb"))
-        .args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "-D"])
-        .arg(&data)
-        .current_dir(&data)
-        .output()?;
-    ensure!(initdb.status.success(), "initdb: {}", String::from_utf8_lossy(&initdb.stderr));
+    initdb(bin, &data)?;
     let port = std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
     let options = format!(
         "-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off -c max_connections=400 \
@@ -142,6 +221,16 @@ fn launch(bin: &Path, dir: &Path) -> anyhow::Result<u16> {
     ensure!(started.success(), "pg_ctl start: {}", fs::read_to_string(&log).unwrap_or_default());
     watchdog(bin, dir, &data)?;
     Ok(port)
+}
+
+fn initdb(bin: &Path, data: &Path) -> anyhow::Result<()> {
+    let output = as_server_user(&bin.join("initdb"))
+        .args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "-D"])
+        .arg(data)
+        .current_dir(data)
+        .output()?;
+    ensure!(output.status.success(), "initdb: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
 }
 
 /// Ends the cluster when nobody has held the users' lock for a while. It stops the server while it holds
@@ -176,10 +265,7 @@ fn watchdog(bin: &Path, dir: &Path, data: &Path) -> anyhow::Result<()> {
 
 /// The template for this checkout's migrations: named by their content, made once.
 fn template(cluster: &Cluster) -> anyhow::Result<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../store/migrations");
-    let mut files: Vec<PathBuf> = fs::read_dir(&folder)?.flatten().map(|entry| entry.path()).collect();
-    files.sort();
-    let sql: String = files.iter().map(fs::read_to_string).collect::<Result<Vec<_>, _>>()?.join("\n;\n");
+    let sql = migrations()?;
     let name = format!("template_{}", fingerprint(Path::new(&sql)));
     let there = cluster.psql("postgres", &format!("select 1 from pg_database where datname = '{name}'"))?;
     if there.is_empty() {
@@ -189,6 +275,14 @@ fn template(cluster: &Cluster) -> anyhow::Result<String> {
         cluster.psql("postgres", &format!("alter database {draft} rename to {name}"))?;
     }
     Ok(name)
+}
+
+/// This checkout's migrations in order, as one script.
+fn migrations() -> anyhow::Result<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../store/migrations");
+    let mut files: Vec<PathBuf> = fs::read_dir(&folder)?.flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    Ok(files.iter().map(fs::read_to_string).collect::<Result<Vec<_>, _>>()?.join("\n;\n"))
 }
 
 fn fingerprint(of: &Path) -> String {

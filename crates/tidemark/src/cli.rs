@@ -195,6 +195,9 @@ pub struct SyncArgs {
     /// `finalized` (as the nodes say at the start) or a height
     #[arg(long, value_name = "WHAT", default_value = "finalized")]
     pub until: Until,
+    /// Read into raw.* only: no ledger, no projections, no events carried
+    #[arg(long)]
+    pub raw_only: bool,
     /// End with one JSON line: events, seconds, events_per_second, rpc_calls, peak_rss_bytes
     #[arg(long)]
     pub json: bool,
@@ -265,6 +268,23 @@ pub enum BenchCommand {
     /// History from the first RPC call to finalized owners in the projections
     #[command(after_help = "Example:\n  tidemark bench sync --logs 200000 --blocks 10000")]
     Sync(crate::bench::sync::SyncArgs),
+    /// From raw.* to finalized owners, in bulk and live; what a long history and a wide reorg cost
+    #[command(
+        after_help = "Example:\n  tidemark bench ledger --logs 50000 --blocks 2500 --class-transfers 100000"
+    )]
+    Ledger(crate::bench::ledger::LedgerArgs),
+    /// History into raw.* and nothing else, beside bare COPY of the same rows
+    #[command(after_help = "Example:\n  tidemark bench ingest --logs 200000 --blocks 10000")]
+    Ingest(crate::bench::ingest::IngestArgs),
+    /// Events from append to effect, per engine of the backbone, beside the engine alone
+    #[command(after_help = "Example:\n  tidemark bench bus --events 200000 --engine nats")]
+    Bus(crate::bench::bus::BusArgs),
+    /// New blocks from the node to their owners in the API, and the repair of reorgs
+    #[command(after_help = "Example:\n  tidemark bench live --load 4x500 --seconds 30")]
+    Live(crate::bench::live::LiveArgs),
+    /// What a thousand quiet networks cost, and how fast an outage of the node is made up for
+    #[command(after_help = "Example:\n  tidemark bench growth --networks 100 --outage-seconds 60")]
+    Growth(crate::bench::growth::GrowthArgs),
     /// Every route at a fixed rate over HTTP, beside a bare select of the same row
     #[command(
         after_help = "Examples:\n  tidemark bench api --assets 20000 --transfers 100000 --seconds 2\n  \
@@ -275,7 +295,7 @@ pub enum BenchCommand {
 
 impl BenchCommand {
     /// What `all` runs, in this order.
-    pub const EACH: &'static [&'static str] = &["sync", "api"];
+    pub const EACH: &'static [&'static str] = &["sync", "ledger", "ingest", "bus", "live", "growth", "api"];
 }
 
 /// `status`

@@ -113,6 +113,23 @@ pub struct Bus {
     pub replicas: u16,
     /// How long engines keep events; the outbox keeps what a declared consumer still needs.
     pub retention_hours: u64,
+    /// Whose events this installation emits.
+    pub tenant: String,
+    /// Tenants with a partition of their own in every stream.
+    pub large_tenants: Vec<String>,
+    /// Days the outbox keeps events of each class.
+    pub hot_days: HotDays,
+}
+
+/// How long the outbox keeps events, by class (S2 §2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct HotDays {
+    /// Operational events.
+    pub operational: u64,
+    /// Regulated events.
+    pub regulated: u64,
+    /// Audit events.
+    pub audit: u64,
 }
 
 /// Where payloads go: `file:DIR`, `s3://bucket/prefix` or `memory:`.
@@ -257,13 +274,23 @@ pub enum Mode {
     Full,
 }
 
+/// Are the blooms of headers checked?
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bloom {
+    /// Yes: what they promise must come.
+    Check,
+    /// No: the chain does not fill them; a second endpoint confirms every range instead.
+    Ignore,
+}
+
 /// Which headers of history are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Headers {
     /// Every block's.
     All,
-    /// Only of blocks that hold records of ours.
+    /// Only of blocks that hold records of ours, where two endpoints agree about a range.
     WithRecords,
 }
 
@@ -292,6 +319,8 @@ pub struct NetworkConfig {
     pub confirmations: u64,
     /// Headers of history.
     pub headers: Headers,
+    /// Blooms of headers.
+    pub bloom: Bloom,
 }
 
 impl NetworkConfig {

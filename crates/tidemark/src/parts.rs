@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use async_trait::async_trait;
-use tidemark_adapters::evm::{EvmAdapter, EvmConfig, FinalityRule, HeaderPolicy, Mode};
+use tidemark_adapters::evm::{BloomPolicy, EvmAdapter, EvmConfig, FinalityRule, HeaderPolicy, Mode};
 use tidemark_bus::registry::Registry;
 use tidemark_bus::relay::RelayHandle;
 use tidemark_model::chain::{ChainAdapter, Family};
@@ -15,6 +15,7 @@ use tidemark_model::redact::RedactedUrl;
 use tidemark_pipeline::ingest::{Emit, IngestOptions};
 use tidemark_rpc::EndpointConfig;
 use tidemark_store::blob::{BlobStore, ObjectBlobs};
+use tidemark_store::cursor::Shard;
 use tidemark_store::outbox::{Emitter, EmitterOptions, OutboxError, Partitions as StreamPartitions};
 use tidemark_store::partitions::{PartitionSizes, Partitions};
 use tidemark_store::raw::RawReader;
@@ -27,6 +28,8 @@ use crate::config::{self, Config, NetworkConfig};
 pub struct Parts {
     /// One adapter per network.
     pub adapters: Vec<Arc<dyn ChainAdapter>>,
+    /// The readers of each of them: as many as its contracts have shards.
+    pub shards: Vec<Vec<(Shard, Arc<dyn ChainAdapter>)>>,
     /// All event schemas.
     pub registry: Arc<Registry>,
     /// The only way to emit.
@@ -44,17 +47,28 @@ pub struct Parts {
 impl Parts {
     /// Builds them; asks no node yet.
     pub fn new(config: &Config, instance: &str) -> anyhow::Result<Self> {
-        let adapters =
-            config.networks.iter().map(|network| adapter(config, network)).collect::<Result<Vec<_>, _>>()?;
+        let (mut adapters, mut shards) = (vec![], vec![]);
+        for network in &config.networks {
+            let (adapter, of_network) = readers(config, network)?;
+            adapters.push(adapter);
+            shards.push(of_network);
+        }
         let registry = Arc::new(Registry::builtin());
         // The live stream's number is its Last-Event-ID: one partition, one order.
         let streams = StreamPartitions::with_default(config.bus.partitions).with("projection", 1);
-        let mut options = EmitterOptions { partitions: streams.clone(), ..EmitterOptions::default() };
+        let streams =
+            config.bus.large_tenants.iter().fold(streams, |streams, tenant| streams.with_tenant(tenant));
+        let mut options = EmitterOptions {
+            partitions: streams.clone(),
+            tenant_id: config.bus.tenant.clone(),
+            ..EmitterOptions::default()
+        };
         instance.clone_into(&mut options.source.instance);
         let emitter = Arc::new(Emitter::new(options, Arc::<Registry>::clone(&registry)));
         let blobs: Arc<dyn BlobStore> = Arc::new(open_objects(config)?);
         Ok(Self {
             adapters,
+            shards,
             registry,
             emitter,
             streams,
@@ -86,7 +100,30 @@ fn open_objects(config: &Config) -> anyhow::Result<ObjectBlobs> {
     ObjectBlobs::open(&url).with_context(|| format!("objects.url {} cannot be opened", config.objects.url))
 }
 
-fn adapter(config: &Config, network: &NetworkConfig) -> anyhow::Result<Arc<dyn ChainAdapter>> {
+/// Adapters that read the shards of a network's contracts.
+type Readers = Vec<(Shard, Arc<dyn ChainAdapter>)>;
+
+/// The adapter of a network, and those that read its shards (ADDR_SHARDS). Without a list of contracts there is
+/// nothing to divide, and whole blocks are not divided.
+fn readers(config: &Config, network: &NetworkConfig) -> anyhow::Result<(Arc<dyn ChainAdapter>, Readers)> {
+    let adapter = adapter(config, network)?;
+    let shards = match network.mode {
+        config::Mode::Logs => adapter.shards(config.ingest.addr_shards)?,
+        config::Mode::Full => vec![],
+    };
+    let adapter: Arc<dyn ChainAdapter> = Arc::new(adapter);
+    if shards.len() < 2 {
+        return Ok((Arc::clone(&adapter), vec![(Shard::ONLY, adapter)]));
+    }
+    let of = i32::from(config.ingest.addr_shards);
+    let readers = shards.into_iter().map(|(number, shard)| {
+        let shard: Arc<dyn ChainAdapter> = Arc::new(shard);
+        (Shard { number: i32::from(number), of }, shard)
+    });
+    Ok((adapter, readers.collect()))
+}
+
+fn adapter(config: &Config, network: &NetworkConfig) -> anyhow::Result<EvmAdapter> {
     anyhow::ensure!(
         network.family == Family::Evm,
         "network {}: family {:?} is not in this version; only \"evm\" is",
@@ -100,6 +137,11 @@ fn adapter(config: &Config, network: &NetworkConfig) -> anyhow::Result<Arc<dyn C
         .iter()
         .map(|url| EndpointConfig {
             rps: ingest.rpc_rps_max.and_then(per_second),
+            method_rps: ingest
+                .rpc_rps_by_method
+                .iter()
+                .filter_map(|(method, calls)| Some((method.clone(), per_second(*calls)?)))
+                .collect(),
             ..EndpointConfig::new(url.clone())
         })
         .collect();
@@ -119,6 +161,10 @@ fn adapter(config: &Config, network: &NetworkConfig) -> anyhow::Result<Arc<dyn C
         config::Headers::All => HeaderPolicy::All,
         config::Headers::WithRecords => HeaderPolicy::WithRecords,
     };
+    evm.bloom = match network.bloom {
+        config::Bloom::Check => BloomPolicy::Check,
+        config::Bloom::Ignore => BloomPolicy::Ignore,
+    };
     (evm.step_init, evm.step_min, evm.step_max) =
         (ingest.getlogs_step_init, ingest.getlogs_step_min, ingest.getlogs_step_max);
     let set = |name: &str, slot: &mut Duration| {
@@ -130,7 +176,7 @@ fn adapter(config: &Config, network: &NetworkConfig) -> anyhow::Result<Arc<dyn C
     set("eth_getLogs", &mut evm.timeouts.get_logs);
     set("eth_getBlockReceipts", &mut evm.timeouts.heavy);
     set("default", &mut evm.timeouts.other);
-    Ok(Arc::new(EvmAdapter::new(evm)?))
+    Ok(EvmAdapter::new(evm)?)
 }
 
 /// The ingester's door to the outbox: appends, and wakes the relay of this process.
@@ -149,11 +195,7 @@ impl TipOutbox {
 #[async_trait]
 impl Emit for TipOutbox {
     async fn append(&self, tx: &Tx<'_>, drafts: &[Draft]) -> Result<(), StoreError> {
-        let appended = self.emitter.append(tx, drafts).await;
-        if let Some(relay) = &self.wake {
-            relay.wake();
-        }
-        appended.map_err(|error| match error {
+        self.emitter.append(tx, drafts).await.map_err(|error| match error {
             OutboxError::Store(error) => error,
             other => StoreError::Corrupt {
                 what: "an event of the ingester".to_owned(),
@@ -161,5 +203,10 @@ impl Emit for TipOutbox {
                 hint: "this is a mistake in Tidemark: please report it with this line",
             },
         })
+    }
+    fn committed(&self) {
+        if let Some(relay) = &self.wake {
+            relay.wake();
+        }
     }
 }

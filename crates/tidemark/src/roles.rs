@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use async_trait::async_trait;
 use tidemark_api::{ApiConfig, ApiState};
 use tidemark_bus::Bus;
-use tidemark_bus::dispatch::{Accepts, Delivered, Dispatcher, DispatcherOptions, HandleError, Handler};
+use tidemark_bus::dispatch::{Dispatcher, DispatcherOptions, Handler};
 use tidemark_bus::dlq::Desk;
 use tidemark_bus::nats::{NatsBus, NatsOptions};
 use tidemark_bus::postgres::PostgresBus;
@@ -16,16 +15,21 @@ use tidemark_bus::redis::RedisBus;
 use tidemark_bus::relay::{Relay, RelayHandle, RelayOptions};
 use tidemark_bus::retention::{self, RetentionOptions};
 use tidemark_bus::tail::Tails;
-use tidemark_model::chain::ChainAdapter;
+use tidemark_model::chain::{ChainAdapter, Network};
 use tidemark_pipeline::handlers::{LedgerHandler, ProjectorHandler};
 use tidemark_pipeline::history::{HistoryOptions, HistoryWorker};
 use tidemark_pipeline::ingest::Ingester;
 use tidemark_pipeline::projectors::forget_outdated_rebuilds;
 use tidemark_pipeline::status::StatusProjector;
-use tidemark_store::{Db, Tx, applied};
+use tidemark_pipeline::workers::keep_verifying;
+use tidemark_store::presence::Presence;
+use tidemark_store::{Db, applied};
+use tracing::Instrument;
 
-use crate::config::BusEngine;
+use crate::admin::Admin;
+use crate::config::{BusEngine, Secret};
 use crate::parts::{Parts, TipOutbox};
+use crate::replays::Replays;
 use crate::supervise::{Running, Stage, Supervisor};
 use crate::wire::{Context, DbRole};
 
@@ -33,6 +37,7 @@ use crate::wire::{Context, DbRole};
 #[derive(Clone)]
 struct Side {
     db: Db,
+    presence: Arc<Presence>,
     relay: Arc<Relay>,
     bus: Arc<dyn Bus>,
 }
@@ -68,21 +73,23 @@ impl Shop {
 
     /// Reads chains.
     pub fn ingest(&self, group: &Supervisor) {
-        for adapter in &self.parts.adapters {
-            let ingester = Ingester::new(
-                Arc::clone(adapter),
+        for (adapter, shards) in self.parts.adapters.iter().zip(&self.parts.shards) {
+            let ingester = Ingester::sharded(
+                shards.clone(),
                 self.ctx.raw.clone(),
                 Arc::clone(&self.parts.blobs),
                 Arc::new(TipOutbox::new(Arc::clone(&self.parts.emitter), Some(self.wake_raw()))),
                 Parts::ingest_options(&self.ctx.config, &self.ctx.instance),
             );
             let name = format!("ingest:{}", adapter.network().slug);
+            let network_id = adapter.network().id.0;
             group.start(name, Stage::Source, move |running| {
                 let ingester = ingester.clone();
-                async move {
+                let life = async move {
                     running.up();
                     Ok(ingester.run(running.stop.clone()).await?)
-                }
+                };
+                life.instrument(tracing::info_span!("network", network_id))
             });
         }
     }
@@ -109,21 +116,20 @@ impl Shop {
         for adapter in &self.parts.adapters {
             let worker = Arc::new(self.history_worker(Arc::clone(adapter)));
             let name = format!("history:{}", adapter.network().slug);
+            let network_id = adapter.network().id.0;
             group.start(name, Stage::Worker, move |running| {
                 let worker = Arc::clone(&worker);
-                async move {
+                let life = async move {
                     running.up();
                     Ok(worker.run(running.stop.clone()).await?)
-                }
+                };
+                life.instrument(tracing::info_span!("network", network_id))
             });
         }
         self.dispatch(group, "ledger", &self.raw);
         self.dispatch(group, "projector", &self.app);
-        let status = Arc::new(StatusProjector::new(
-            self.parts.adapters.iter().map(|adapter| adapter.network().clone()).collect(),
-            self.ctx.raw.clone(),
-            self.ctx.app.clone(),
-        ));
+        let status =
+            Arc::new(StatusProjector::new(self.networks(), self.ctx.raw.clone(), self.ctx.app.clone()));
         group.start("status", Stage::Worker, move |running| {
             let status = Arc::clone(&status);
             async move {
@@ -136,9 +142,28 @@ impl Shop {
             sides.push(self.raw.clone());
         }
         let app = self.ctx.app.clone();
+        let days = self.ctx.config.bus.hot_days;
+        let of = |days: u64| Duration::from_secs(days.saturating_mul(86_400));
+        let hot = RetentionOptions {
+            operational: of(days.operational),
+            regulated: of(days.regulated),
+            audit: of(days.audit),
+        };
         group.start("maintenance", Stage::Worker, move |running| {
-            maintain(app.clone(), sides.clone(), running)
+            maintain(app.clone(), sides.clone(), hot.clone(), running)
         });
+        let (app, networks) = (self.ctx.app.clone(), self.networks());
+        group.start("verifier", Stage::Worker, move |running| {
+            let (app, networks) = (app.clone(), networks.clone());
+            async move {
+                running.up();
+                Ok(keep_verifying(app, networks, running.stop.clone()).await?)
+            }
+        });
+    }
+
+    fn networks(&self) -> Vec<Network> {
+        self.parts.adapters.iter().map(|adapter| adapter.network().clone()).collect()
     }
 
     /// The bulk worker of one network.
@@ -150,18 +175,20 @@ impl Shop {
             self.parts.reader.clone(),
             Arc::clone(&self.parts.partitions),
             Arc::clone(&self.parts.emitter),
-            HistoryOptions::default(),
+            HistoryOptions { idle_wait: idle_wait(self.parts.adapters.len()), ..HistoryOptions::default() },
         )
     }
 
     fn dispatch(&self, group: &Supervisor, kind: &'static str, from: &Side) {
         let (ctx, parts, bus) = (self.ctx.clone(), self.parts.clone(), Arc::clone(&from.bus));
-        let wake = self.app.relay.handle();
+        let (wake, presence) = (self.app.relay.handle(), Arc::clone(&self.app.presence));
         group.start(kind, Stage::Worker, move |running| {
             let options = DispatcherOptions {
                 owner: format!("{}:{kind}", ctx.instance),
+                batch_max: batch_max(kind),
                 partitions: parts.streams.clone(),
                 relay: Some(wake.clone()),
+                presence: Some(Arc::clone(&presence)),
                 ..DispatcherOptions::default()
             };
             let dispatcher =
@@ -176,10 +203,7 @@ impl Shop {
 
     /// The handlers of this build, as operators use them: one by one, beside the dispatchers.
     pub fn desk(&self) -> Desk {
-        let handlers = HANDLERS.iter().map(|kind| {
-            let handler: Arc<dyn Handler> = Arc::new(SelfPrepared(handler(kind, &self.ctx, &self.parts)));
-            handler
-        });
+        let handlers = HANDLERS.iter().map(|kind| handler(kind, &self.ctx, &self.parts));
         Desk {
             db: self.ctx.app.clone(),
             registry: Arc::clone(&self.parts.registry),
@@ -210,19 +234,43 @@ impl Shop {
             ..ApiConfig::default()
         };
         let state = ApiState::new(app, raw, api);
-        if let (Some(listen), Some(token)) = (config.admin_listen, &config.admin_token) {
-            let router =
-                tidemark_api::admin_router(token.expose(), tidemark_api::admin_routes(state.clone()));
+        let listen = config.listen;
+        let operators = tidemark_api::admin_routes(state.clone());
+        group.start("api", Stage::Serve, move |running| serve(listen, state.clone(), running));
+        if let Some(listen) = config.admin_listen {
+            let token = config.admin_token.as_ref().map(Secret::expose).unwrap_or_default().to_owned();
+            if token.is_empty() {
+                tracing::warn!(
+                    action = "admin_token_missing",
+                    "api.admin_listen has no api.admin_token: it lets nobody in."
+                );
+            }
+            let admin = Admin::new(Replays::new(self, self.ctx.app.clone()));
+            let router = tidemark_api::admin_router(&token, operators.merge(admin.routes()));
             group.start("admin", Stage::Serve, move |running| serve_admin(listen, router.clone(), running));
         }
-        let listen = config.listen;
-        group.start("api", Stage::Serve, move |running| serve(listen, state.clone(), running));
         Ok(())
     }
 }
 
 /// Every handler there is.
 const HANDLERS: &[&str] = &["ledger", "projector"];
+
+/// The pause of a history worker that has nothing to do: all of them together look about fifty times a
+/// second, so that a thousand quiet networks stay quiet.
+fn idle_wait(networks: usize) -> Duration {
+    let wait = Duration::from_millis(20).saturating_mul(u32::try_from(networks).unwrap_or(u32::MAX));
+    wait.clamp(Duration::from_millis(200), Duration::from_secs(10))
+}
+
+/// Most events of one transaction. An event of the ledger's is a whole block; the projector's are its
+/// transfers, and a large block should not take several transactions to appear.
+fn batch_max(kind: &str) -> usize {
+    match kind {
+        "ledger" => 8,
+        _ => 2_000,
+    }
+}
 
 fn handler(kind: &str, ctx: &Context, parts: &Parts) -> Arc<dyn Handler> {
     match kind {
@@ -238,26 +286,6 @@ fn handler(kind: &str, ctx: &Context, parts: &Parts) -> Arc<dyn Handler> {
             Arc::clone(&parts.partitions),
             Arc::clone(&parts.emitter),
         )),
-    }
-}
-
-/// A handler whose preparation is part of its work: the desk calls `apply` alone.
-struct SelfPrepared(Arc<dyn Handler>);
-
-#[async_trait]
-impl Handler for SelfPrepared {
-    fn kind(&self) -> &'static str {
-        self.0.kind()
-    }
-    fn accepts(&self) -> &'static [Accepts] {
-        self.0.accepts()
-    }
-    fn side_effects(&self) -> bool {
-        self.0.side_effects()
-    }
-    async fn apply(&self, tx: &Tx<'_>, batch: &[Delivered]) -> Result<(), HandleError> {
-        self.0.prepare(batch).await?;
-        self.0.apply(tx, batch).await
     }
 }
 
@@ -280,9 +308,14 @@ async fn side(ctx: &Context, db: &Db) -> anyhow::Result<Side> {
             Arc::new(RedisBus::connect(url, "tidemark", db.clone(), Arc::clone(&tails)).await?)
         }
     };
-    let options = RelayOptions { owner: format!("{}:relay", ctx.instance), ..RelayOptions::default() };
+    let presence = Arc::new(Presence::new(db.clone(), &ctx.instance));
+    let options = RelayOptions {
+        owner: format!("{}:relay", ctx.instance),
+        presence: Some(Arc::clone(&presence)),
+        ..RelayOptions::default()
+    };
     let relay = Arc::new(Relay::new(db.clone(), Arc::clone(&bus), tails, options));
-    Ok(Side { db: db.clone(), relay, bus })
+    Ok(Side { db: db.clone(), presence, relay, bus })
 }
 
 async fn serve(listen: SocketAddr, state: ApiState, running: Running) -> anyhow::Result<()> {
@@ -313,7 +346,7 @@ const ACTIVITY_KEPT: Duration = Duration::from_secs(24 * 3600);
 const MAINTENANCE_EVERY: Duration = Duration::from_secs(600);
 
 /// Housekeeping that nobody waits for.
-async fn maintain(app: Db, sides: Vec<Side>, running: Running) -> anyhow::Result<()> {
+async fn maintain(app: Db, sides: Vec<Side>, hot: RetentionOptions, running: Running) -> anyhow::Result<()> {
     running.up();
     loop {
         let mut conn = app.conn().await?;
@@ -337,7 +370,7 @@ async fn maintain(app: Db, sides: Vec<Side>, running: Running) -> anyhow::Result
             }
         }
         for side in &sides {
-            let report = retention::run(&side.db, side.bus.as_ref(), &RetentionOptions::default()).await?;
+            let report = retention::run(&side.db, side.bus.as_ref(), &hot).await?;
             for (day, reason) in &report.kept {
                 tracing::info!(%day, reason, action = "retention_kept", "A day of events is still needed.");
             }

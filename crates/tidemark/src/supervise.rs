@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument;
 
 /// When a role stops at shutdown: sources first, so that what they made is still carried on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -173,6 +175,7 @@ pub struct Supervisor {
     limits: Limits,
     entries: Arc<Mutex<Vec<Arc<Entry>>>>,
     tasks: TaskTracker,
+    complete: Arc<AtomicBool>,
 }
 
 /// How a shutdown went.
@@ -185,7 +188,7 @@ pub struct Drained {
 impl Supervisor {
     /// No roles yet.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, entries: Arc::default(), tasks: TaskTracker::new() }
+        Self { limits, entries: Arc::default(), tasks: TaskTracker::new(), complete: Arc::default() }
     }
 
     /// Starts `role` and keeps it alive. `run` is called for every life; its future ends only when
@@ -219,10 +222,17 @@ impl Supervisor {
         self.entries().iter().map(|entry| entry.seen().clone()).collect()
     }
 
-    /// Are all roles at work?
+    /// Says that all roles the process was asked for have been started; it is not ready before.
+    pub fn complete(&self) {
+        self.complete.store(true, Ordering::Release);
+    }
+
+    /// Are all roles there and at work?
     pub fn is_ready(&self) -> bool {
         let states = self.states();
-        !states.is_empty() && states.iter().all(|role| role.state == State::Running)
+        self.complete.load(Ordering::Acquire)
+            && !states.is_empty()
+            && states.iter().all(|role| role.state == State::Running)
     }
 
     /// Asks the roles to end, stage by stage; ends those that do not within the limit.
@@ -312,8 +322,11 @@ async fn one_life(
     entry: &Entry,
     life: impl Future<Output = anyhow::Result<()>> + Send + 'static,
 ) -> anyhow::Result<()> {
+    // Every line a role logs says whose it is.
+    let role = entry.seen().role.clone();
+    let service = role.split(':').next().unwrap_or_default();
     let mut tasks = JoinSet::new();
-    tasks.spawn(life);
+    tasks.spawn(life.instrument(tracing::info_span!("role", service, role)));
     tokio::select! {
         joined = tasks.join_next() => match joined.expect("one task was spawned") {
             Ok(outcome) => outcome,
@@ -361,7 +374,7 @@ impl fmt::Display for Chain<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
 
     use super::*;
 
@@ -405,7 +418,10 @@ mod tests {
                 }
             }
         });
-        until("both run", || group.is_ready()).await;
+        until("both run", || group.states().iter().all(|role| role.state == State::Running)).await;
+        assert!(!group.is_ready(), "more roles may come");
+        group.complete();
+        assert!(group.is_ready());
         let states = group.states();
         assert_eq!((states[0].restarts, states[1].restarts), (0, 3));
         assert_eq!(states[1].last_error.as_deref(), Some("it ended without being asked to"));
@@ -416,6 +432,7 @@ mod tests {
     #[tokio::test]
     async fn a_role_that_is_up_again_is_ready_again() {
         let group = Supervisor::new(Limits { backoff_min: Duration::from_secs(60), ..quick() });
+        group.complete();
         group.start("gone", Stage::Source, |_| async { anyhow::bail!("database gone") });
         until("it waits for its next try", || group.states()[0].state == State::Restarting).await;
         assert!(!group.is_ready());
@@ -453,6 +470,7 @@ mod tests {
             running.up();
             std::future::pending().await
         });
+        group.complete();
         until("all run", || group.is_ready()).await;
         assert_eq!(group.shut_down().await, Drained { ended_by_force: vec!["deaf".into()] });
         assert_eq!(*order.lock().expect("no panic"), ["source", "worker", "base"]);

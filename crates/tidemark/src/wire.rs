@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tidemark_model::chain::ChainAdapter;
 use tidemark_store::status::{self, Process};
-use tidemark_store::{Db, DbOptions};
+use tidemark_store::{Db, DbOptions, StoreError, Verdict};
 use time::OffsetDateTime;
 
 use crate::config::Config;
@@ -122,7 +122,10 @@ impl Context {
     /// A pool of `db`'s database that acts with less rights. A login that cannot take the role, because it
     /// could not create it, keeps its own rights, and the log says so.
     pub async fn acting_as(&self, db: &Db, role: DbRole, connections_max: usize) -> anyhow::Result<Db> {
-        let may = status::may_act_as(&db.conn().await?, role.name()).await?;
+        let may = patiently("ask for its rights", || async {
+            status::may_act_as(&db.conn().await?, role.name()).await
+        })
+        .await?;
         if !may {
             tracing::warn!(
                 role = role.name(),
@@ -137,6 +140,25 @@ impl Context {
             statement_timeout: role.statement_timeout(),
         };
         Ok(Db::open(db.url(), &options)?)
+    }
+}
+
+/// Repeats a question to a database that is away for a moment: one that restarts while our roles start is no
+/// reason to end the process. The first connection, before any role, is not made through this.
+async fn patiently<T, F>(what: &'static str, mut ask: impl FnMut() -> F) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let mut pause = Duration::from_millis(100);
+    loop {
+        match ask().await {
+            Err(error) if error.verdict() == Verdict::Retry => {
+                tracing::warn!(action = "start_roles", %error, what, "The database is away; a starting role waits for it.");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_secs(2));
+            }
+            answer => return answer,
+        }
     }
 }
 
@@ -230,5 +252,29 @@ pub async fn start_roles(ctx: &Context, roles: &[Role], group: &Supervisor) -> a
             Role::Executor => unreachable!("refused above"),
         }
     }
+    group.complete();
     Ok(Started { adapters: shop.adapters().to_vec() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_database_that_is_away_for_a_moment_does_not_end_a_starting_process() {
+        let asked = Cell::new(0);
+        let answer = patiently("ask", || async {
+            asked.set(asked.get() + 1);
+            match asked.get() {
+                1..=3 => Err(StoreError::Connect { reason: "away".into() }),
+                _ => Ok(7),
+            }
+        });
+        assert_eq!(answer.await.expect("it came back"), 7);
+        assert_eq!(asked.get(), 4);
+        let broken = patiently("ask", || async { Err::<(), _>(StoreError::Fenced { what: "it".into() }) });
+        broken.await.expect_err("what waiting does not mend is an error at once");
+    }
 }

@@ -56,11 +56,12 @@ async fn nodes_that_hide_logs_are_never_believed_in_silence() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_only_node_that_always_hides_a_block_is_never_believed_in_silence() {
-    // One node alone is checked against the blooms of its headers, so that all of them must be read: a block
-    // whose header was never read cannot be missed (headers = "with_records" needs a second node for that).
-    let setup = Setup { network: "headers = \"all\"".into(), ..Setup::default() };
+    // As configured by default: the blooms of all headers are checked.
     let hiding = FaultProfile { seed: 63, hidden_block_logs: 1_000, ..FaultProfile::default() };
-    hidden(63, vec![hiding], setup).await;
+    hidden(63, vec![hiding.clone()], Setup::default()).await;
+    // Without the receipts of whole blocks, too.
+    let unsupported_methods = vec!["eth_getBlockReceipts".to_owned()];
+    hidden(64, vec![FaultProfile { seed: 64, unsupported_methods, ..hiding }], Setup::default()).await;
 }
 
 /// All there is are nodes that hide logs: the truth, or a word about it.

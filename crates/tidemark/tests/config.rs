@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use tidemark::config::{
-    BusEngine, Config, EXAMPLE, Finality, Origin, Override, Problems, Sources, known_keys,
+    Bloom, BusEngine, Config, EXAMPLE, Finality, Headers, Origin, Override, Problems, Sources, known_keys,
 };
 
 fn sources(file: &str, env: &[(&str, &str)]) -> (tempfile::File, Sources) {
@@ -54,6 +54,19 @@ fn problems(file: &str, env: &[(&str, &str)]) -> Vec<String> {
             other => format!("{other}: {}", problem.key),
         })
         .collect()
+}
+
+#[test]
+fn what_one_endpoint_alone_could_hide_needs_a_second_one() {
+    assert_eq!(load(NETWORK, &[]).expect("loads").networks[0].headers, Headers::All);
+    let doubtful = "headers = \"with_records\"\nbloom = \"ignore\"\n";
+    assert_eq!(
+        problems(&format!("{NETWORK}{doubtful}"), &[]),
+        ["5: network[0].headers", "6: network[0].bloom"]
+    );
+    let two = NETWORK.replace("[\"http", "[\"http://127.0.0.1:8544\", \"http");
+    let config = load(&format!("{two}{doubtful}"), &[]).expect("loads");
+    assert_eq!((config.networks[0].headers, config.networks[0].bloom), (Headers::WithRecords, Bloom::Ignore));
 }
 
 const NETWORK: &str = "[[network]]\nid = 1\nslug = \"ethereum\"\nrpc = [\"http://127.0.0.1:8545\"]\n";
@@ -196,6 +209,40 @@ fn environment_wins_over_the_file_and_flags_over_both() {
     assert_eq!(config.ingest.addr_shards, 4);
     assert_eq!(config.ingest.getlogs_step_init, 100);
     assert_ne!(config.database.raw_url, config.database.app_url);
+}
+
+/// Every variable that the documentation names, under its own name.
+#[test]
+fn every_documented_variable_works() {
+    type Read = fn(&Config) -> String;
+    let table: &[(&str, &str, Read)] = &[
+        ("PAYLOAD_INLINE_MAX_BYTES", "1024", |config| config.ingest.payload_inline_max_bytes.to_string()),
+        ("MAX_REORG_DEPTH", "77", |config| config.ingest.max_reorg_depth.to_string()),
+        ("POLL_INTERVAL_MS", "250", |config| config.ingest.poll_interval_ms.to_string()),
+        ("GETLOGS_STEP_INIT", "1999", |config| config.ingest.getlogs_step_init.to_string()),
+        ("GETLOGS_STEP_MIN", "499", |config| config.ingest.getlogs_step_min.to_string()),
+        ("GETLOGS_STEP_MAX", "19999", |config| config.ingest.getlogs_step_max.to_string()),
+        ("RPC_TIMEOUTS", "eth_call=5000", |config| {
+            format!("eth_call={}", config.ingest.rpc_timeout("eth_call").as_millis())
+        }),
+        ("RPC_RPS_MAX", "25", |config| config.ingest.rpc_rps_max.unwrap_or(0).to_string()),
+        ("EXECUTOR_ENABLED", "true", |config| config.executor.enabled.to_string()),
+        ("ADDR_SHARDS", "4", |config| config.ingest.addr_shards.to_string()),
+        ("TIDEMARK__DATABASE__URL", "postgres://one/x", |config| {
+            config.database.app_url.as_ref().map(|url| url.expose().to_string()).unwrap_or_default()
+        }),
+    ];
+    for (name, value, read) in table {
+        let config = load(NETWORK, &[(name, value)]).unwrap_or_else(|problem| panic!("{name}: {problem}"));
+        assert_eq!(read(&config), *value, "{name}");
+        let wrong = load(NETWORK, &[(name, "not at all")]).err().map(|problem| problem.to_string());
+        assert!(wrong.is_some_and(|said| said.contains(name)), "{name} takes anything");
+    }
+    let both = [("DB_RAW_URL", "postgres://raw/x"), ("DB_APP_URL", "postgres://app/x")];
+    let config = load(NETWORK, &both).expect("no problem");
+    let host = |url: &Option<tidemark_model::redact::RedactedUrl>| url.as_ref().map(ToString::to_string);
+    assert_eq!(host(&config.database.raw_url).as_deref(), Some("postgres://raw/…"));
+    assert_eq!(host(&config.database.app_url).as_deref(), Some("postgres://app/…"));
 }
 
 #[test]

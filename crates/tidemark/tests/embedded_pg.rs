@@ -54,7 +54,7 @@ fn kill(signal: &str, pid: u32) {
 }
 
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while !holds() {
         assert!(Instant::now() < deadline, "waited in vain until {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -105,7 +105,7 @@ async fn a_crashed_server_is_started_again_with_everything_committed() {
     kill("-9", first);
     until("another server runs", || postmaster(&scratch.0).is_some_and(|pid| pid != first)).await;
     let db = Db::open(server.url(), &DbOptions::default()).expect("a pool");
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(120);
     let rows = loop {
         assert!(Instant::now() < deadline, "waited in vain for an answer");
         match db.conn().await {

@@ -33,17 +33,18 @@ pub enum HeaderPolicy {
     /// All: links and blooms of every block are checked.
     #[default]
     All,
-    /// Only of blocks with records: fewer requests, and an empty answer cannot be doubted.
+    /// Only of blocks with records, wherever a second endpoint gives exactly the same logs for the range; of
+    /// all blocks elsewhere. Fewer requests, and two endpoints that leave out the same block are believed.
     WithRecords,
 }
 
 /// Is the header's bloom checked? Some chains leave it empty or fill it wrongly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BloomPolicy {
-    /// Yes.
+    /// Yes; a header without one is looked at like one that promises more than came.
     #[default]
     Check,
-    /// No.
+    /// No. Then a second endpoint must confirm every range: nothing else would find hidden logs.
     Ignore,
 }
 

@@ -12,11 +12,11 @@ use tidemark_model::ids::HeightRange;
 use tidemark_rpc::{Call, Class, Endpoint, RpcError};
 
 use super::bloom;
-use super::config::Audit;
+use super::config::{Audit, BloomPolicy};
 use super::fetch::{Miss, Reader};
 use super::hex::Quantity;
-use super::hex_number;
-use super::wire::{Header, Log, Receipt};
+use super::wire::{Header, Log, Receipt, TxHashes};
+use super::{header_call, hex_number};
 
 /// Receipts of a busy block are megabytes: with a second endpoint to ask, only so many suspects per range are
 /// settled by receipts.
@@ -59,13 +59,18 @@ impl Reader<'_> {
         }
         let enough = !seconds.is_empty();
         let to_prove = if enough { &suspects[..suspects.len().min(RECEIPTS_MAX)] } else { suspects };
-        let mut settled = true;
         for header in to_prove {
             match self.receipts_say(header, of_block(logs, header)).await? {
                 Proof::Proven => {}
                 // Two endpoints gave the same logs: the bloom is wrong, or receipts cannot be had.
                 Proof::OtherBloom | Proof::NotServed | Proof::NotNow if enough => {}
-                Proof::NotServed => settled = false,
+                Proof::NotServed => {
+                    return Err(Miss::Bad(format!(
+                        "the bloom of block {} promises logs that did not come, and nobody serves receipts that \
+                         could settle it: add a second endpoint",
+                        header.number.0
+                    )));
+                }
                 Proof::NotNow => {
                     return Err(Miss::Behind(format!("block {} cannot be confirmed now", header.number.0)));
                 }
@@ -77,12 +82,22 @@ impl Reader<'_> {
                 }
             }
         }
-        self.passed(if settled {
-            "bloom_false_positive_confirmed"
-        } else {
-            "bloom_false_positive_asked_twice"
-        });
+        self.passed("bloom_false_positive_confirmed");
         Ok(())
+    }
+
+    /// Has another endpoint exactly these logs for the range?
+    pub(super) async fn another_has_the_same(&self, range: HeightRange, logs: &[Log]) -> bool {
+        for other in self.others() {
+            if let Some(theirs) = self.range_of_other(&other, range).await {
+                let same = theirs.len() == logs.len() && only_theirs(logs, &theirs).is_none();
+                if same {
+                    self.passed("second_endpoint_agrees");
+                }
+                return same;
+            }
+        }
+        false
     }
 
     /// Compares accepted logs with an independent answer, as configured.
@@ -93,12 +108,15 @@ impl Reader<'_> {
         headers: &[Header],
         logs: &[Log],
     ) -> Result<(), Miss> {
-        if self.adapter.config.audit == Audit::Off {
+        // Without blooms the other endpoint's word is all there is.
+        let is_needed = self.adapter.config.bloom == BloomPolicy::Ignore;
+        if self.adapter.config.audit == Audit::Off && !is_needed {
             return Ok(());
         }
         for other in self.others() {
             let theirs = match mode {
                 FetchMode::History => self.range_of_other(&other, range).await,
+                FetchMode::Tip if is_needed => self.blocks_of_other(&other, headers).await,
                 FetchMode::Tip => {
                     let asked = self.blocks_of_other(&other, headers);
                     tokio::time::timeout(TIP_AUDIT_MAX, asked).await.unwrap_or_else(|_| {
@@ -121,6 +139,11 @@ impl Reader<'_> {
                 }
                 Some(number) => self.arbitrate(number, headers, logs, &other).await,
             };
+        }
+        if is_needed {
+            return Err(Miss::Behind(format!(
+                "no second endpoint confirms {range} now, and blooms are ignored on this network"
+            )));
         }
         if self.adapter.config.audit != Audit::Receipts {
             return Ok(());
@@ -218,7 +241,7 @@ impl Reader<'_> {
 
     /// What the block's receipts say about `logs`, its logs of ours; an error when they show more.
     async fn receipts_say(&self, header: &Header, logs: &[Log]) -> Result<Proof, Miss> {
-        let Some(expected) = header.logs_bloom.as_deref() else { return Ok(Proof::NotServed) };
+        let expected = header.logs_bloom.as_deref();
         let mut best = Proof::NotServed;
         for endpoint in std::iter::once(Arc::clone(self.endpoint)).chain(self.others()) {
             let receipts = match self.receipts_of(&endpoint, header.number.0).await {
@@ -247,7 +270,12 @@ impl Reader<'_> {
                     logs.len()
                 )));
             }
-            if bloom::of_logs(all()) == *expected && shown == logs.len() {
+            // Without a bloom the number of receipts must do: they are as many as the block has transactions.
+            let is_whole = match expected {
+                Some(expected) => bloom::of_logs(all()) == *expected,
+                None => header.transactions.is_some(),
+            };
+            if is_whole && shown == logs.len() {
                 return Ok(Proof::Proven);
             }
             best = best.max(Proof::OtherBloom);
@@ -255,17 +283,24 @@ impl Reader<'_> {
         Ok(best)
     }
 
-    /// The receipts of a block; a miss when the endpoint does not serve them.
+    /// The receipts of a block: in one call, or one by one where the endpoint knows no better.
     pub(super) async fn receipts_of(&self, endpoint: &Endpoint, number: u64) -> Result<Vec<Receipt>, Miss> {
         let call = Call::new("eth_getBlockReceipts", json!([hex_number(number)]));
         self.sent(endpoint, 1);
-        let receipts = self.adapter.pool.call::<Option<Vec<Receipt>>>(endpoint, &call).await;
-        match receipts {
-            Ok(Some(receipts)) => Ok(receipts),
-            Ok(None) => {
-                Err(Miss::Behind(format!("{} has no receipts of block {number} now", endpoint.label())))
+        let missing = || Miss::Behind(format!("{} has no receipts of block {number} now", endpoint.label()));
+        match self.adapter.pool.call::<Option<Vec<Receipt>>>(endpoint, &call).await {
+            Ok(receipts) => receipts.ok_or_else(missing),
+            Err(error) if error.class() == Class::UnknownMethod => {
+                self.sent(endpoint, 1);
+                let block =
+                    self.adapter.pool.call::<Option<TxHashes>>(endpoint, &header_call(number)).await?;
+                let hashes = block.ok_or_else(missing)?.transactions;
+                let calls: Vec<Call> =
+                    hashes.iter().map(|hash| Call::new("eth_getTransactionReceipt", json!([hash]))).collect();
+                self.sent(endpoint, calls.len());
+                let answers = self.adapter.pool.batch::<Option<Receipt>>(endpoint, &calls).await?;
+                answers.into_iter().map(|answer| answer?.ok_or_else(missing)).collect()
             }
-            Err(error) if error.class() == Class::UnknownMethod => Err(Miss::Rpc(error)),
             Err(error) => Err(error.into()),
         }
     }

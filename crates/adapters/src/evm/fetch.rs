@@ -232,12 +232,15 @@ impl Reader<'_> {
             check::logs(range, &mut logs, &self.adapter.filter, &self.adapter.known).map_err(Miss::Bad)?;
         self.passed("log_order");
         self.count_removed(sorted.removed);
-        let (numbers, coverage): (Vec<u64>, _) = match self.adapter.config.headers {
-            HeaderPolicy::All => ((range.from().0..range.to().0).collect(), BlockCoverage::All),
-            HeaderPolicy::WithRecords => {
-                let heights: BTreeSet<u64> = logs.iter().map(|log| log.block_number.0).collect();
-                (heights.into_iter().collect(), BlockCoverage::WithRecords)
-            }
+        // A block whose header is never read cannot be missed by its bloom: somebody else must have seen the
+        // same logs. Who cannot be asked, or answers otherwise, confirms nothing.
+        let is_confirmed = self.adapter.config.headers == HeaderPolicy::WithRecords
+            && self.another_has_the_same(range, &logs).await;
+        let (numbers, coverage): (Vec<u64>, _) = if is_confirmed {
+            let heights: BTreeSet<u64> = logs.iter().map(|log| log.block_number.0).collect();
+            (heights.into_iter().collect(), BlockCoverage::WithRecords)
+        } else {
+            ((range.from().0..range.to().0).collect(), BlockCoverage::All)
         };
         let headers = self.headers(&numbers).await?;
         self.finish(range, FetchMode::History, headers, logs, sorted.foreign, head, coverage).await
@@ -414,7 +417,10 @@ impl Reader<'_> {
             self.passed("bloom");
         }
         self.confirm(&suspects, &logs).await?;
-        self.audit(covered, mode, &headers, &logs).await?;
+        // Where only headers with records were read, another endpoint has given the same answer already.
+        if coverage == BlockCoverage::All {
+            self.audit(covered, mode, &headers, &logs).await?;
+        }
         let blocks = self.blocks(headers, &logs, coverage).map_err(Miss::Bad)?;
         let records = blocks.iter().map(|block| u64::try_from(block.records.len()).unwrap_or(u64::MAX)).sum();
         Ok(RawBatch { covered, blocks, evidence: self.evidence(head, records, foreign, coverage) })

@@ -35,6 +35,7 @@ use tidemark_model::chain::{
     RawBatch, RawBlock,
 };
 use tidemark_model::ids::{BlockHash, Height, HeightRange};
+use tidemark_model::partition::fnv1a;
 use tidemark_rpc::heads::HeadWatch;
 use tidemark_rpc::limits::StepBounds;
 use tidemark_rpc::{Call, Class, Identity, PoolConfig, ReadPool, RpcError};
@@ -60,11 +61,33 @@ pub struct EvmAdapter {
 impl EvmAdapter {
     /// Builds the adapter; asks nobody yet.
     pub fn new(config: EvmConfig) -> Result<Self, ChainError> {
-        let refuse = |reason: String| ChainError::Unavailable {
-            network: config.network.slug.clone(),
-            what: "its configuration".to_owned(),
-            reason,
-        };
+        let mut pool = PoolConfig::new(config.network.slug.clone(), config.endpoints.clone());
+        pool.timeouts = config.timeouts.clone();
+        pool.backoff = config.backoff;
+        pool.breaker = config.breaker;
+        pool.identity = Identity::Evm { chain_id: config.chain_id, genesis: config.genesis.clone() };
+        let pool = ReadPool::new(pool).map_err(|error| refuse(&config, error.to_string()))?;
+        Self::with_pool(config, pool)
+    }
+
+    /// The contracts of this adapter in at most `of` parts by their hash (ADDR_SHARDS): an adapter for each part
+    /// that has a contract, with its number. They share the endpoints, with limits, buckets and health.
+    pub fn shards(&self, of: u16) -> Result<Vec<(u16, Self)>, ChainError> {
+        let mut parts = vec![Vec::new(); usize::from(of.max(1))];
+        for contract in self.filter.contracts() {
+            parts[usize::from(shard_of(self.config.chain_id, contract, of))]
+                .push(format!("0x{}", ::hex::encode(contract)));
+        }
+        let full = (0..).zip(parts).filter(|(_, contracts)| !contracts.is_empty());
+        full.map(|(number, contracts)| {
+            let config = EvmConfig { contracts, ..self.config.clone() };
+            Ok((number, Self::with_pool(config, self.pool.clone())?))
+        })
+        .collect()
+    }
+
+    fn with_pool(config: EvmConfig, pool: ReadPool) -> Result<Self, ChainError> {
+        let refuse = |reason: String| refuse(&config, reason);
         let mut contracts = Vec::with_capacity(config.contracts.len());
         for text in &config.contracts {
             let canonical = address::evm(text).map_err(|error| refuse(error.to_string()))?;
@@ -72,12 +95,6 @@ impl EvmAdapter {
         }
         contracts.sort_unstable();
         contracts.dedup();
-        let mut pool = PoolConfig::new(config.network.slug.clone(), config.endpoints.clone());
-        pool.timeouts = config.timeouts.clone();
-        pool.backoff = config.backoff;
-        pool.breaker = config.breaker;
-        pool.identity = Identity::Evm { chain_id: config.chain_id, genesis: config.genesis.clone() };
-        let pool = ReadPool::new(pool).map_err(|error| refuse(error.to_string()))?;
         let steps = StepBounds { init: config.step_init, min: config.step_min, max: config.step_max };
         Ok(Self {
             pool,
@@ -189,6 +206,20 @@ impl ChainAdapter for EvmAdapter {
     fn requests(&self) -> u64 {
         self.pool.requests()
     }
+}
+
+fn refuse(config: &EvmConfig, reason: String) -> ChainError {
+    ChainError::Unavailable {
+        network: config.network.slug.clone(),
+        what: "its configuration".to_owned(),
+        reason,
+    }
+}
+
+/// Which of `of` parts a contract belongs to: the same on every machine (S3: hash of chainId:address).
+fn shard_of(chain_id: u64, contract: &[u8; 20], of: u16) -> u16 {
+    let hash = fnv1a(format!("{chain_id}:0x{}", ::hex::encode(contract)).as_bytes());
+    u16::try_from(hash % u32::from(of.max(1))).expect("below a u16")
 }
 
 fn link(header: &Header) -> BlockLink {

@@ -120,6 +120,14 @@ impl<'de> Deserialize<'de> for Count {
     }
 }
 
+/// The transactions of a block, by hash.
+#[derive(Debug, Clone, Deserialize)]
+pub struct TxHashes {
+    /// As the node wrote them: they are only sent back to it.
+    #[serde(default)]
+    pub transactions: Vec<String>,
+}
+
 /// The part of a receipt we use.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]

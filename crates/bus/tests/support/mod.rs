@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 pub const STREAM: &str = "ledger";
 pub const PARTS: u16 = 4;
 /// How long a condition may take.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 pub struct Rig {
     pub url: String,
@@ -59,20 +59,25 @@ impl Rig {
     /// On any engine.
     pub async fn with(engine: impl FnOnce(Db, Arc<Tails>) -> Arc<dyn Bus>) -> anyhow::Result<Self> {
         let test = TestDb::new().await?;
-        let db = open(&test.url)?;
+        let mut rig = Self::on(&test.url)?;
+        rig.bus = engine(rig.db.clone(), rig.tails.clone());
+        rig.make_tables().await?;
+        Ok(rig)
+    }
+    /// On a database that is there, without a server of its own.
+    pub fn on(url: &str) -> anyhow::Result<Self> {
+        let db = open(url)?;
         let tails = Arc::new(Tails::new(db.clone()));
         let registry = Arc::new(Registry::builtin());
         let options = EmitterOptions { partitions: partitions(), ..EmitterOptions::default() };
         let emitter = Emitter::new(options, registry.clone());
-        let bus = engine(db.clone(), tails.clone());
-        let conn = db.conn().await?;
-        conn.batch(
-            "prepare a test",
-            "create table effects (place bigserial, handler text, key text, value bigint, pseq bigint,
-                                   part int, replay boolean)",
-        )
-        .await?;
-        Ok(Self { url: test.url, db, registry, emitter, tails, bus })
+        let bus = Arc::new(PostgresBus::new(db.clone(), tails.clone()));
+        Ok(Self { url: url.to_owned(), db, registry, emitter, tails, bus })
+    }
+    pub async fn make_tables(&self) -> anyhow::Result<()> {
+        let sql = "create table effects (place bigserial, handler text, key text, value bigint, pseq bigint,
+                                         part int, replay boolean)";
+        self.sql(sql).await
     }
     /// Emits `(key, value)` pairs in one transaction.
     pub async fn emit(&self, pairs: &[(&str, i64)]) -> anyhow::Result<()> {
@@ -254,6 +259,10 @@ impl Running {
     }
     pub async fn stop(mut self) -> anyhow::Result<()> {
         self.stop.cancel();
+        self.tasks.join_next().await.context("one task")??.context("it ended with an error")
+    }
+    /// Waits until it ends by itself.
+    pub async fn ended(mut self) -> anyhow::Result<()> {
         self.tasks.join_next().await.context("one task")??.context("it ended with an error")
     }
     /// Ends it wherever it is.

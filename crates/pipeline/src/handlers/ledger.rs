@@ -126,7 +126,6 @@ impl LedgerHandler {
         }
         let events = ready.parsed.events.len();
         projection::upsert_block_cards(tx, &[card(network.id, &ready.block, events)]).await?;
-        bulk::count_events(tx, network.id, events).await?;
         Ok(())
     }
 
@@ -137,7 +136,6 @@ impl LedgerHandler {
             Ok(done) => {
                 let orphaned: Vec<BlockHash> = event.orphaned.iter().map(|block| block.hash).collect();
                 projection::remove_block_cards(tx, network.id, &orphaned).await?;
-                bulk::count_reorg(tx, network.id).await?;
                 metrics::counter!("ledger_reorgs_total", "network_id" => network.id.to_string()).increment(1);
                 Ok(self.emitter.append(tx, &done.drafts).await?)
             }
@@ -229,6 +227,12 @@ impl Handler for LedgerHandler {
                 self.halt_if_final(delivered, &error).await;
                 return Err(error);
             }
+        }
+        // Last of all: the row is the projector's too, which must not wait for the rest of this.
+        let reorgs = batch.iter().filter(|one| one.envelope.event_type == "chain.reorg.detected");
+        for delivered in reorgs.filter(|one| !one.replay) {
+            let event: ReorgDetected = payload(delivered)?;
+            bulk::count_reorg(tx, event.network_id).await?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! The one ordered consumer of stream `ledger`: rebuilds the touched keys of the read models and emits what
 //! the live stream shows.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -10,7 +11,7 @@ use tidemark_model::envelope::Envelope;
 use tidemark_model::ids::{Height, HeightRange, NetworkId};
 use tidemark_store::outbox::Emitter;
 use tidemark_store::partitions::{Partitions, Table};
-use tidemark_store::{Db, Tx};
+use tidemark_store::{Db, Tx, bulk};
 
 use super::payload;
 use crate::projectors::{self, rebuild_keys, touched};
@@ -36,6 +37,12 @@ impl ProjectorHandler {
     pub fn new(app: Db, partitions: Arc<Partitions>, emitter: Arc<Emitter>) -> Self {
         Self { app, partitions, emitter }
     }
+}
+
+#[derive(Deserialize)]
+struct BlockNormalized {
+    network_id: NetworkId,
+    events: usize,
 }
 
 #[derive(Deserialize)]
@@ -76,8 +83,22 @@ impl Handler for ProjectorHandler {
             let done = rebuild_keys(tx, network, &keys).await.map_err(refused)?;
             self.emitter.append(tx, &done.drafts).await?;
         }
+        for (network, events) in counted(batch)? {
+            bulk::count_events(tx, network, events).await?;
+        }
         Ok(())
     }
+}
+
+/// Events of the blocks in a batch, by network. What is handed out again was counted before.
+fn counted(batch: &[Delivered]) -> Result<BTreeMap<NetworkId, usize>, HandleError> {
+    let mut counted = BTreeMap::new();
+    let blocks = batch.iter().filter(|one| one.envelope.event_type == "ledger.block.normalized");
+    for delivered in blocks.filter(|one| !one.replay) {
+        let block: BlockNormalized = payload(delivered)?;
+        *counted.entry(block.network_id).or_default() += block.events;
+    }
+    Ok(counted)
 }
 
 fn refused(error: projectors::WorkError) -> HandleError {

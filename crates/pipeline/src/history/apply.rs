@@ -7,7 +7,7 @@ use alloy_primitives::map::HashMap;
 use tidemark_model::chain::{
     BalanceAsk, ChainAdapter, ChainError, Network, ParsedBlock, Quarantined, RawBlock, Standard,
 };
-use tidemark_model::ids::{AccountId, AssetId, EventId, Height, HeightRange};
+use tidemark_model::ids::{AccountId, AssetId, EventId, Height, HeightRange, SourceEventId};
 use tidemark_store::bulk::{self, BelowZero, Log, Merge, QuarantineRow};
 use tidemark_store::copy::CopyBuffer;
 use tidemark_store::ledger::{self, OpeningRow, OpeningState, Pair};
@@ -15,6 +15,8 @@ use tidemark_store::{Conn, StoreError, Tx, projection};
 
 use super::HistoryError;
 use super::segment::{Before, Refused, Segment, SegmentAsset, build};
+use crate::stage_time;
+use crate::workers::openings::is_partial;
 
 /// Tries to make a segment's balances whole before giving up: each try learns of new pairs.
 const TRIES_MAX: usize = 50;
@@ -32,22 +34,46 @@ pub async fn apply_blocks(
 ) -> Result<u64, HistoryError> {
     let network = adapter.network();
     let mut before = Before::default();
-    let mut segment = build(network, range, blocks, &before);
+    let mut segment = timed_build(network, range, blocks, &before);
     let answers = ask_openings(conn, adapter, &segment).await?;
-    if !answers.is_empty() {
+    if !answers.given.is_empty() {
+        let given = answers.given.iter();
         before.openings =
-            answers.iter().filter_map(|(asset, account, qty)| Some(((*asset, *account), (*qty)?))).collect();
-        segment = build(network, range, blocks, &before);
+            given.filter_map(|(asset, account, qty)| Some(((*asset, *account), (*qty)?))).collect();
+        segment = timed_build(network, range, blocks, &before);
     }
     for _ in 0..TRIES_MAX {
         let events = segment.events;
         match apply(conn, network, segment, &answers).await? {
             Applied::Done => return Ok(events),
-            Applied::BelowZero(refused, pairs) => learn(network, &refused, pairs, &mut before),
+            Applied::BelowZero(refused, pairs) => {
+                learn(network, &refused, pairs, &answers.known, &mut before);
+            }
         }
-        segment = build(network, range, blocks, &before);
+        segment = timed_build(network, range, blocks, &before);
     }
     Err(HistoryError::NeverWhole { network: network.slug.clone(), range })
+}
+
+fn timed_build(
+    network: &Network,
+    range: HeightRange,
+    blocks: &[(RawBlock, ParsedBlock)],
+    before: &Before,
+) -> Segment {
+    let started = std::time::Instant::now();
+    let segment = build(network, range, blocks, before);
+    stage_time::count("build segment", started);
+    segment
+}
+
+/// What is known of the openings of the classes' pairs that move in a segment.
+#[derive(Default)]
+struct Answers {
+    /// Asked now, or known and to be written again because the block it stood in has gone.
+    given: Vec<(AssetId, AccountId, Option<U256>)>,
+    /// What was known before.
+    known: BTreeMap<Pair, OpeningRow>,
 }
 
 /// Starting in the middle, an account may hold units of a class since before: the chain is asked once for
@@ -56,10 +82,10 @@ async fn ask_openings(
     conn: &mut Conn,
     adapter: &dyn ChainAdapter,
     segment: &Segment,
-) -> Result<Vec<(AssetId, AccountId, Option<U256>)>, HistoryError> {
+) -> Result<Answers, HistoryError> {
     let network = adapter.network();
     if network.start_block.0 == 0 {
-        return Ok(Vec::new());
+        return Ok(Answers::default());
     }
     let classes: Vec<_> = segment
         .balances
@@ -70,14 +96,25 @@ async fn ask_openings(
         .iter()
         .map(|change| (segment.asset(change.asset).id, segment.account(change.account).id))
         .collect();
-    let known = {
+    let (known, standing) = {
         let tx = conn.tx().await?;
         let known = ledger::read_openings(&tx, &pairs.iter().copied().collect()).await?;
+        let events: Vec<EventId> = known.keys().map(|pair| opening_id(network, *pair)).collect();
+        let standing = ledger::live_among(&tx, &events).await?;
         tx.rollback().await?;
-        known
+        (known, standing)
     };
     let new: Vec<usize> = (0..pairs.len()).filter(|at| !known.contains_key(&pairs[*at])).collect();
-    let mut answers = Vec::with_capacity(new.len());
+    // Live may have asked for it in a block that is gone: it is as true as it was, and has to be written again.
+    let mut given: Vec<_> = known
+        .iter()
+        .filter(|(pair, row)| {
+            row.state == OpeningState::Known
+                && !row.qty.is_zero()
+                && !standing.contains(&opening_id(network, **pair))
+        })
+        .map(|(pair, row)| (pair.0, pair.1, Some(row.qty)))
+        .collect();
     for chunk in new.chunks(ASKS_MAX) {
         let asks: Vec<BalanceAsk> = chunk
             .iter()
@@ -93,9 +130,14 @@ async fn ask_openings(
             Err(ChainError::Pruned { .. }) => vec![None; asks.len()],
             Err(error) => return Err(error.into()),
         };
-        answers.extend(chunk.iter().zip(found).map(|(at, qty)| (pairs[*at].0, pairs[*at].1, qty)));
+        given.extend(chunk.iter().zip(found).map(|(at, qty)| (pairs[*at].0, pairs[*at].1, qty)));
     }
-    Ok(answers)
+    Ok(Answers { given, known })
+}
+
+/// The first opening event of a pair.
+fn opening_id(network: &Network, (asset, account): Pair) -> EventId {
+    EventId::of(&SourceEventId::opening(network.id, asset, account), 0)
 }
 
 enum Applied {
@@ -108,7 +150,7 @@ async fn apply(
     conn: &mut Conn,
     network: &Network,
     segment: Segment,
-    openings: &[(AssetId, AccountId, Option<U256>)],
+    answers: &Answers,
 ) -> Result<Applied, HistoryError> {
     let tx = conn.tx().await?;
     let progress = bulk::lock_progress(&tx, network.id).await?;
@@ -136,10 +178,12 @@ async fn apply(
     let now = segment.last_time;
     bulk::merge_balances(&tx, network.id, now).await?;
     bulk::merge_catalog(&tx, network.id, now).await?;
+    let opened: Vec<_> = segment.opened.iter().map(|(asset, _, _)| asset.0).collect();
+    bulk::mark_partial(&tx, &opened).await?;
     bulk::merge_statistics(&tx, network.id, now).await?;
     let height = segment.range.last().as_i64();
     bulk::add_digests(&tx, network.id, &segment.digest, height).await?;
-    ledger::record_openings(&tx, network.id, &opening_rows(&segment.assets, &segment.opened, openings), true)
+    ledger::record_openings(&tx, network.id, &opening_rows(&segment.assets, &segment.opened, answers), true)
         .await?;
     bulk::count_events(&tx, network.id, usize::try_from(segment.events).unwrap_or(usize::MAX)).await?;
     projection::move_watermark(&tx, network.id, height, None).await?;
@@ -155,9 +199,10 @@ async fn apply(
 fn opening_rows(
     assets: &[SegmentAsset],
     opened: &[(AssetId, AccountId, U256)],
-    answers: &[(AssetId, AccountId, Option<U256>)],
+    answers: &Answers,
 ) -> BTreeMap<Pair, OpeningRow> {
     let mut rows: BTreeMap<Pair, OpeningRow> = answers
+        .given
         .iter()
         .map(|(asset, account, answer)| {
             let (state, qty) = match answer {
@@ -170,13 +215,16 @@ fn opening_rows(
     for (asset, account, qty) in opened {
         let single = assets.iter().any(|one| one.id == *asset && one.standard == Standard::Erc721);
         let state = if single { OpeningState::Known } else { OpeningState::Implied };
+        let before = answers.known.get(&(*asset, *account));
+        let (held, parts) = before.map_or((U256::ZERO, 0), |row| (row.qty, row.parts));
+        let row = OpeningRow { state, qty: held.saturating_add(*qty), parts: parts + 1 };
         rows.entry((*asset, *account))
-            .and_modify(|row| {
-                if row.state == OpeningState::Unknown {
-                    *row = OpeningRow { state, qty: *qty, parts: 1 };
+            .and_modify(|known| {
+                if known.state == OpeningState::Unknown {
+                    *known = row;
                 }
             })
-            .or_insert(OpeningRow { state, qty: *qty, parts: 1 });
+            .or_insert(row);
     }
     rows
 }
@@ -195,6 +243,7 @@ fn merge_rows(network: &Network, segment: &Segment) -> Merge {
     }
     let mut assets = CopyBuffer::new(10);
     for asset in &segment.assets {
+        let partial = is_partial(network, asset.standard, asset.begins_with_mint);
         assets
             .row()
             .uuid(asset.id.0)
@@ -205,10 +254,8 @@ fn merge_rows(network: &Network, segment: &Segment) -> Merge {
             .timestamp(asset.first_seen)
             .i64(asset.first_height.as_i64())
             .i64(asset.last_height.as_i64())
-            .bool(
-                network.start_block.0 > 0 && (asset.standard.is_fungible_class() || !asset.begins_with_mint),
-            )
-            .bool(asset.burnt);
+            .bool(partial)
+            .bool(asset.burnt && !(partial && asset.standard.is_fungible_class()));
     }
     let mut accounts = CopyBuffer::new(5);
     for account in &segment.accounts {
@@ -238,19 +285,30 @@ fn merge_rows(network: &Network, segment: &Segment) -> Merge {
 
 /// Learns about pairs that went below zero. Where our history may begin after theirs, the missing part is
 /// an opening balance; where it cannot, their balance before the segment tells which event to refuse.
-fn learn(network: &Network, segment: &Segment, pairs: Vec<BelowZero>, before: &mut Before) {
+fn learn(
+    network: &Network,
+    segment: &Segment,
+    pairs: Vec<BelowZero>,
+    known: &BTreeMap<Pair, OpeningRow>,
+    before: &mut Before,
+) {
     let assets: HashMap<AssetId, &SegmentAsset> =
         segment.assets.iter().map(|asset| (asset.id, asset)).collect();
     for pair in pairs {
         let key = (pair.asset, pair.account);
         let asset = assets[&pair.asset];
-        let unknown = network.start_block.0 > 0 && !before.openings.contains_key(&key);
+        let row = known.get(&key);
+        let is_known = row.is_some_and(|row| row.state == OpeningState::Known);
+        let unknown = network.start_block.0 > 0 && !is_known && !before.openings.contains_key(&key);
         let first_sender = !pair.moved_before && asset.first_sender == Some(pair.account);
         match asset.standard {
             // Whoever sends a token before anybody was seen to receive it held it before: exactly one.
             Standard::Erc721 if unknown && first_sender => before.openings.insert(key, U256::from(1)),
             // The node could not tell: at least what was missing.
-            Standard::Erc1155 if unknown => before.openings.insert(key, pair.missing),
+            Standard::Erc1155 if unknown => {
+                before.parts.insert(key, row.map_or(0, |row| row.parts));
+                before.openings.insert(key, pair.missing)
+            }
             Standard::Erc721 | Standard::Erc1155 => before.balances.insert(key, pair.held),
         };
     }

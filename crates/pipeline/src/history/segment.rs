@@ -121,6 +121,8 @@ pub struct Before {
     pub balances: HashMap<(AssetId, AccountId), U256>,
     /// Openings: balances older than the start block, to be written as opening events.
     pub openings: HashMap<(AssetId, AccountId), U256>,
+    /// Opening events that these pairs have already; none for the others.
+    pub parts: HashMap<(AssetId, AccountId), u32>,
 }
 
 /// Rows and sums of one run of blocks.
@@ -357,7 +359,8 @@ impl Builder<'_> {
             .bytea(&event.block_hash.0)
             .timestamp(event.event_time)
             .bool(false);
-        for account in [from, to].into_iter().flatten() {
+        // A movement of nothing needs nothing.
+        for account in [from, to].into_iter().flatten().filter(|_| !movement.qty.is_zero()) {
             self.open(asset, account, event);
         }
         if let Some(from) = from
@@ -425,11 +428,12 @@ impl Builder<'_> {
             return;
         }
         let source = SourceEventId::opening(self.network.id, asset_id, account_id);
-        let id = EventId::of(&source, 0);
+        let part = self.before.parts.get(&(asset_id, account_id)).copied().unwrap_or(0);
+        let id = EventId::of(&source, part);
         let collection = self.segment.assets[index(asset)].collection;
         let place = Place {
             source: &source,
-            sub_index: 0,
+            sub_index: part,
             kind: EventKind::Opening,
             tx: &[0; 32],
             index: -1,

@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::{HistoryError, apply_blocks};
+use crate::stage_time;
 use crate::workers::{Cause, advance_finality};
 
 /// Settings of one network's history worker.
@@ -268,12 +269,15 @@ impl HistoryWorker {
 }
 
 fn parse(adapter: &dyn ChainAdapter, blocks: Vec<RawBlock>) -> Vec<(RawBlock, ParsedBlock)> {
-    blocks
+    let started = std::time::Instant::now();
+    let parsed = blocks
         .into_iter()
         .map(|mut block| {
             let parsed = adapter.parse(&block);
             block.records = Vec::new(); // Not needed any more; a segment waits in memory.
             (block, parsed)
         })
-        .collect()
+        .collect();
+    stage_time::count("parse", started);
+    parsed
 }

@@ -7,18 +7,20 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use futures_util::future::try_join_all;
 use tidemark_model::chain::{FetchMode, Head, RawBatch, Verdict};
 use tidemark_model::ids::{BlockHash, Height, HeightRange};
-use tidemark_store::StoreError;
 use tidemark_store::cursor::{self, Cursor};
 use tidemark_store::errors::Severity;
 use tidemark_store::lease::{self, Lease};
 use tidemark_store::partitions::{self, RAW_TABLES};
 use tidemark_store::raw::{self, Prepared, audit};
+use tidemark_store::{StoreError, Tx};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::lane::Lane;
 use super::step::{self, AskSize, Phase};
 use super::{Backoff, Core, IngestError, Response, WORKER, crash_point};
 
@@ -38,16 +40,30 @@ enum Fence<'a> {
 }
 
 impl Core {
-    /// Reads until no wide gap is left below the finalized height.
-    pub(super) async fn history(
+    /// Reads, in all shards at once, until none has a wide gap below the finalized height.
+    pub(super) async fn history_of_all(
         self: &Arc<Self>,
         head: &Head,
         indexing: &mut JoinSet<()>,
     ) -> Result<(), IngestError> {
         self.set_state("history");
+        // One of them looks after the indexes.
+        let indexers = std::iter::once(Some(indexing)).chain(std::iter::repeat_with(|| None));
+        let runs = self.lanes.iter().zip(indexers).map(|(lane, indexing)| self.history(lane, head, indexing));
+        try_join_all(runs).await?;
+        Ok(())
+    }
+
+    async fn history(
+        self: &Arc<Self>,
+        lane: &Arc<Lane>,
+        head: &Head,
+        mut indexing: Option<&mut JoinSet<()>>,
+    ) -> Result<(), IngestError> {
+        let in_flight = (self.options.ranges_in_flight / self.lanes.len()).max(1);
         let held = Held::default();
         let mut keeper = JoinSet::new();
-        keeper.spawn(Arc::clone(self).keep_leases(Arc::clone(&held)));
+        keeper.spawn(Arc::clone(self).keep_leases(Arc::clone(lane), Arc::clone(&held)));
         let mut tasks: JoinSet<Result<(), IngestError>> = JoinSet::new();
         let mut ranges: HashMap<tokio::task::Id, Lease> = HashMap::new();
         let mut head = head.clone();
@@ -59,22 +75,24 @@ impl Core {
                 head_at = Instant::now();
             }
             let Some(finalized) = head.finalized.map(|block| block.height) else { return Ok(()) };
-            self.reap().await?;
-            let cursor = self.commit_done(&head).await?;
-            self.index_done(indexing, cursor.next).await?;
-            while tasks.len() < self.options.ranges_in_flight.max(1) {
-                let Some(lease) = self.claim(finalized).await? else { break };
+            self.reap(lane).await?;
+            let (cursor, done) = self.commit_done(lane, &head).await?;
+            if let Some(indexing) = &mut indexing {
+                self.index_done(indexing, done).await?;
+            }
+            while tasks.len() < in_flight {
+                let Some(lease) = self.claim(lane, finalized).await? else { break };
                 held.lock().expect("no panic while held").insert(lease.id, lease.clone());
-                let task = tasks.spawn(Arc::clone(self).work(lease.clone(), cursor.start));
+                let task = tasks.spawn(Arc::clone(self).work(Arc::clone(lane), lease.clone(), cursor.start));
                 ranges.insert(task.id(), lease);
             }
             if tasks.is_empty() {
-                if self.others_at_work(&cursor).await? {
+                if self.others_at_work(lane, &cursor).await? {
                     // Ranges of another process, or poison pills: nothing of ours until they move.
                     tokio::time::sleep(idle.next()).await;
                     continue;
                 }
-                return self.tail(cursor, finalized).await;
+                return self.tail(lane, cursor, finalized).await;
             }
             idle.reset();
             let wake = tokio::time::sleep(self.options.head_refresh);
@@ -114,7 +132,7 @@ impl Core {
     }
 
     /// Prolongs what is in hand, three times within its life. Ends with the task group.
-    async fn keep_leases(self: Arc<Self>, held: Held) {
+    async fn keep_leases(self: Arc<Self>, lane: Arc<Lane>, held: Held) {
         loop {
             tokio::time::sleep(self.options.lease_ttl / 3).await;
             let ids: Vec<i64> = held.lock().expect("no panic while held").keys().copied().collect();
@@ -122,7 +140,7 @@ impl Core {
                 continue;
             }
             let renewed = match self.db.conn().await {
-                Ok(conn) => self.leases.renew(&conn, &ids).await.map(|_| ()),
+                Ok(conn) => lane.leases.renew(&conn, &ids).await.map(|_| ()),
                 Err(error) => Err(error),
             };
             if let Err(error) = renewed {
@@ -132,9 +150,9 @@ impl Core {
         }
     }
 
-    async fn reap(&self) -> Result<(), IngestError> {
+    async fn reap(&self, lane: &Lane) -> Result<(), IngestError> {
         let conn = self.db.conn().await?;
-        let reaped = self.leases.reap(&conn).await?;
+        let reaped = lane.leases.reap(&conn).await?;
         drop(conn);
         for pill in reaped.poisoned {
             let message = format!(
@@ -148,26 +166,36 @@ impl Core {
         Ok(())
     }
 
-    /// Moves the cursor over the contiguous COMPLETED prefix, and nothing more.
-    async fn commit_done(&self, head: &Head) -> Result<Cursor, IngestError> {
+    /// Moves the cursor over the contiguous COMPLETED prefix, and nothing more. Gives it, and the height below
+    /// which all shards are done.
+    async fn commit_done(&self, lane: &Lane, head: &Head) -> Result<(Cursor, Height), IngestError> {
         let mut conn = self.db.conn().await?;
         let tx = conn.tx().await?;
-        let cursor = cursor::lock(&tx, &self.cursor_id()).await?;
-        let end = self.leases.contiguous_end(&tx, cursor.next).await?;
-        if end == cursor.next {
-            drop(tx);
-            self.note_position(&cursor, Some(head));
-            return Ok(cursor);
+        let mut cursor = cursor::lock(&tx, &lane.cursor_id).await?;
+        let end = lane.leases.contiguous_end(&tx, cursor.next).await?;
+        let is_moved = end != cursor.next;
+        if is_moved {
+            let hash = raw::hash_at(&tx, self.network(), end.minus(1)).await?;
+            cursor = cursor::advance(&tx, &cursor, end, hash).await?;
         }
-        let hash = raw::hash_at(&tx, self.network(), end.minus(1)).await?;
-        let cursor = cursor::advance(&tx, &cursor, end, hash).await?;
-        lease::set_checkpoint(&tx, WORKER, self.network(), end).await?;
-        crash_point!(self, "commit.before");
-        tx.commit().await?;
-        crash_point!(self, "commit.after");
-        self.note_position(&cursor, Some(head));
-        tracing::info!(network = %self.network(), next = end.0, action = "commit_ranges", "History moved.");
-        Ok(cursor)
+        let done = self.done_by_all(&tx, &cursor).await?;
+        if is_moved {
+            lease::set_checkpoint(&tx, WORKER, self.network(), done).await?;
+            crash_point!(self, "commit.before");
+            tx.commit().await?;
+            crash_point!(self, "commit.after");
+            tracing::info!(network = %self.network(), shard = %lane.shard, next = end.0, action = "commit_ranges", "History moved.");
+        }
+        self.note_position(done, Some(head));
+        Ok((cursor, done))
+    }
+
+    /// The first height that some shard has not read.
+    async fn done_by_all(&self, tx: &Tx<'_>, of_one: &Cursor) -> Result<Height, IngestError> {
+        Ok(match self.is_sharded() {
+            true => cursor::slowest(tx, self.network()).await?,
+            false => of_one.next,
+        })
     }
 
     /// Builds the indexes of partitions whose history is done, one at a time, beside the reading.
@@ -200,28 +228,28 @@ impl Core {
     }
 
     /// A range of its own, whole and final. The cursor's lock keeps the tip out meanwhile.
-    async fn claim(&self, finalized: Height) -> Result<Option<Lease>, IngestError> {
+    async fn claim(&self, lane: &Lane, finalized: Height) -> Result<Option<Lease>, IngestError> {
         let mut conn = self.db.conn().await?;
         let tx = conn.tx().await?;
-        let cursor = cursor::lock(&tx, &self.cursor_id()).await?;
-        let lease = self.leases.claim(&tx, cursor.next, finalized.next()).await?;
+        let cursor = cursor::lock(&tx, &lane.cursor_id).await?;
+        let lease = lane.leases.claim(&tx, cursor.next, finalized.next()).await?;
         tx.commit().await?;
         Ok(lease)
     }
 
-    async fn others_at_work(&self, cursor: &Cursor) -> Result<bool, IngestError> {
+    async fn others_at_work(&self, lane: &Lane, cursor: &Cursor) -> Result<bool, IngestError> {
         let all = HeightRange::new(cursor.next, Height(u64::MAX >> 1)).expect("no chain is that long");
         let mut conn = self.db.conn().await?;
         let tx = conn.tx().await?;
-        Ok(self.leases.any_over(&tx, all).await?)
+        Ok(lane.leases.any_over(&tx, all).await?)
     }
 
     /// One lease to its end: an error that passes is waited out with the lease in hand; one that does not
     /// pass leaves the range to the reaper.
-    async fn work(self: Arc<Self>, lease: Lease, start: Height) -> Result<(), IngestError> {
+    async fn work(self: Arc<Self>, lane: Arc<Lane>, lease: Lease, start: Height) -> Result<(), IngestError> {
         let mut backoff = Backoff::new(&self.options);
         loop {
-            let error = match self.work_once(&lease, start).await {
+            let error = match self.work_once(&lane, &lease, start).await {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
@@ -238,7 +266,7 @@ impl Core {
                     self.report_at(lease.range.from(), &error.to_string(), Severity::Fatal).await;
                     tokio::time::sleep(backoff.next()).await;
                     let conn = self.db.conn().await?;
-                    self.leases.give_up(&conn, &lease, &error.to_string()).await?;
+                    lane.leases.give_up(&conn, &lease, &error.to_string()).await?;
                     return Ok(());
                 }
                 Response::Halt | Response::Fail => return Err(error),
@@ -246,16 +274,16 @@ impl Core {
         }
     }
 
-    async fn work_once(&self, lease: &Lease, start: Height) -> Result<(), IngestError> {
+    async fn work_once(&self, lane: &Lane, lease: &Lease, start: Height) -> Result<(), IngestError> {
         if let Some(range) = HeightRange::new(lease.range.from().max(start), lease.range.to()) {
-            for part in self.open_parts(range).await? {
+            for part in self.open_parts(lane, range).await? {
                 let parent = self.stored_parent(part).await?;
-                self.pump(part, parent, Fence::Lease(lease)).await?;
+                self.pump(lane, part, parent, Fence::Lease(lease)).await?;
             }
         }
         let mut conn = self.db.conn().await?;
         let tx = conn.tx().await?;
-        self.leases.complete(&tx, lease).await?;
+        lane.leases.complete(&tx, lease).await?;
         crash_point!(self, "lease.before_complete");
         tx.commit().await?;
         crash_point!(self, "lease.after_complete");
@@ -263,12 +291,12 @@ impl Core {
     }
 
     /// What the evidence leaves open of a range: a restart goes on inside it.
-    async fn open_parts(&self, range: HeightRange) -> Result<Vec<HeightRange>, IngestError> {
+    async fn open_parts(&self, lane: &Lane, range: HeightRange) -> Result<Vec<HeightRange>, IngestError> {
         let conn = self.db.conn().await?;
         let mut tiles = Vec::new();
         let mut rest = Some(range);
         while let Some(page) = rest {
-            let found = audit::tiles(&conn, self.network(), self.options.shard, page, TILES_PAGE).await?;
+            let found = audit::tiles(&conn, self.network(), lane.shard.number, page, TILES_PAGE).await?;
             let full = i64::try_from(found.len()).expect("bounded") == TILES_PAGE;
             rest =
                 found.last().filter(|_| full).and_then(|last| HeightRange::new(last.range.to(), range.to()));
@@ -290,6 +318,7 @@ impl Core {
     /// Fetches `range` in sub-ranges and writes each behind `fence`, reading ahead while it writes.
     async fn pump(
         &self,
+        lane: &Lane,
         range: HeightRange,
         parent: Option<BlockHash>,
         mut fence: Fence<'_>,
@@ -299,7 +328,7 @@ impl Core {
             let (mut rest, mut parent) = (Some(range), parent);
             let mut size = AskSize::new(self.options.fetch_blocks_max, self.options.fetch_records);
             while let Some(open) = rest {
-                let batch = self.fetch_patiently(open, parent, &mut size).await?;
+                let batch = self.fetch_patiently(lane, open, parent, &mut size).await?;
                 size.learn(batch.covered.blocks(), batch.evidence.records);
                 rest = HeightRange::new(batch.covered.to(), open.to());
                 let last = batch.blocks.last().filter(|block| block.height == batch.covered.last());
@@ -313,8 +342,8 @@ impl Core {
         let store = async {
             while let Some(prepared) = receiver.recv().await {
                 match &mut fence {
-                    Fence::Lease(lease) => self.write_leased(lease, &prepared).await?,
-                    Fence::Cursor(cursor) => *cursor = self.write_tail(cursor, &prepared).await?,
+                    Fence::Lease(lease) => self.write_leased(lane, lease, &prepared).await?,
+                    Fence::Cursor(cursor) => *cursor = self.write_tail(lane, cursor, &prepared).await?,
                 }
             }
             Ok(())
@@ -326,6 +355,7 @@ impl Core {
     /// Asks until there is an answer that holds together; for less when the answer is too large.
     async fn fetch_patiently(
         &self,
+        lane: &Lane,
         range: HeightRange,
         parent: Option<BlockHash>,
         size: &mut AskSize,
@@ -333,7 +363,7 @@ impl Core {
         let mut backoff = Backoff::new(&self.options);
         loop {
             let (ask, _) = range.split_first(size.blocks());
-            let error = match self.fetch(ask, FetchMode::History, parent).await {
+            let error = match self.fetch(lane, ask, FetchMode::History, parent).await {
                 Ok(batch) => return Ok(batch),
                 Err(error) => error,
             };
@@ -351,11 +381,11 @@ impl Core {
         }
     }
 
-    async fn write_leased(&self, lease: &Lease, prepared: &Prepared) -> Result<(), IngestError> {
+    async fn write_leased(&self, lane: &Lane, lease: &Lease, prepared: &Prepared) -> Result<(), IngestError> {
         let mut conn = self.db.conn().await?;
         let tx = conn.tx().await?;
-        self.leases.hold(&tx, lease).await?;
-        let events = self.writer.copy(&tx, self.network(), self.options.shard, prepared).await?;
+        lane.leases.hold(&tx, lease).await?;
+        let events = self.write_share(&tx, lane, prepared).await?;
         crash_point!(self, "lease.before_commit");
         tx.commit().await?;
         crash_point!(self, "lease.after_commit");
@@ -363,47 +393,60 @@ impl Core {
         Ok(())
     }
 
-    /// The part below finality that no whole range covers, in order, behind the cursor itself.
-    async fn tail(&self, cursor: Cursor, finalized: Height) -> Result<(), IngestError> {
-        let gap = self.options.history_gap_min;
-        if step::phase(cursor.next, Some(finalized), gap) == Phase::Tip {
-            return Ok(());
+    /// The share of one shard: straight where there is no other, else beside what others have stored.
+    async fn write_share(&self, tx: &Tx<'_>, lane: &Lane, prepared: &Prepared) -> Result<u64, StoreError> {
+        let (network, shard) = (self.network(), lane.shard.number);
+        match self.is_sharded() {
+            true => self.writer.merge(tx, network, shard, prepared).await,
+            false => self.writer.copy(tx, network, shard, prepared).await,
         }
-        let Some(range) = HeightRange::inclusive(cursor.next, finalized) else { return Ok(()) };
+    }
+
+    /// The part below finality that no whole range covers, in order, behind the cursor itself.
+    async fn tail(&self, lane: &Lane, cursor: Cursor, finalized: Height) -> Result<(), IngestError> {
+        let gap = self.options.history_gap_min;
+        match step::phase(cursor.next, Some(finalized), gap) {
+            Phase::Tip => Ok(()),
+            Phase::History => self.read_in_order(lane, cursor, finalized.next()).await,
+        }
+    }
+
+    /// Reads what is left below `end`, which is final.
+    pub(super) async fn read_in_order(
+        &self,
+        lane: &Lane,
+        cursor: Cursor,
+        end: Height,
+    ) -> Result<(), IngestError> {
+        let Some(range) = HeightRange::new(cursor.next, end) else { return Ok(()) };
         let parent = match cursor.last_hash {
             Some(hash) => Some(hash),
             None => self.stored_parent(range).await?,
         };
-        self.pump(range, parent, Fence::Cursor(cursor)).await
+        self.pump(lane, range, parent, Fence::Cursor(cursor)).await
     }
 
-    async fn write_tail(&self, cursor: &Cursor, prepared: &Prepared) -> Result<Cursor, IngestError> {
+    async fn write_tail(
+        &self,
+        lane: &Lane,
+        cursor: &Cursor,
+        prepared: &Prepared,
+    ) -> Result<Cursor, IngestError> {
         let covered = prepared.batch().covered;
         let last = prepared.batch().blocks.last().filter(|block| block.height == covered.last());
         let mut conn = self.db.conn().await?;
         let tx = conn.tx().await?;
         let cursor = cursor::advance(&tx, cursor, covered.to(), last.map(|block| block.hash)).await?;
-        self.stay_out_of_leases(&tx, covered).await?;
-        let events = self.writer.copy(&tx, self.network(), self.options.shard, prepared).await?;
-        lease::set_checkpoint(&tx, WORKER, self.network(), cursor.next).await?;
+        stay_out_of_leases(lane, &tx, covered).await?;
+        let events = self.write_share(&tx, lane, prepared).await?;
+        let done = self.done_by_all(&tx, &cursor).await?;
+        lease::set_checkpoint(&tx, WORKER, self.network(), done).await?;
         crash_point!(self, "tail.before_commit");
         tx.commit().await?;
         crash_point!(self, "tail.after_commit");
         self.note_stored(prepared, events, "store_tail");
-        self.note_position(&cursor, None);
+        self.note_position(done, None);
         Ok(cursor)
-    }
-
-    /// A range that is leased belongs to its holder, also when it is done and waits for the committer.
-    pub(super) async fn stay_out_of_leases(
-        &self,
-        tx: &tidemark_store::Tx<'_>,
-        range: HeightRange,
-    ) -> Result<(), StoreError> {
-        match self.leases.any_over(tx, range).await? {
-            true => Err(StoreError::Fenced { what: format!("range {range}") }),
-            false => Ok(()),
-        }
     }
 
     fn note_stored(&self, prepared: &Prepared, events: u64, action: &'static str) {
@@ -414,8 +457,16 @@ impl Core {
             "Stored a range."
         );
     }
+}
 
-    pub(super) fn cursor_id(&self) -> String {
-        cursor::cursor_id(self.adapter.network(), self.options.shard)
+/// A range that is leased belongs to its holder, also when it is done and waits for the committer.
+pub(super) async fn stay_out_of_leases(
+    lane: &Lane,
+    tx: &Tx<'_>,
+    range: HeightRange,
+) -> Result<(), StoreError> {
+    match lane.leases.any_over(tx, range).await? {
+        true => Err(StoreError::Fenced { what: format!("range {range}") }),
+        false => Ok(()),
     }
 }

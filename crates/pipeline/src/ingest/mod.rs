@@ -1,6 +1,7 @@
 //! From the adapter to raw.*: history by leased ranges, the tip by one loop, reorgs by one swap.
 //!
 //! - [`step`]: the pure decisions
+//! - `lane`: shards, each with its own cursor in history, together at the tip
 //! - `history`: ranges below the finalized height, several in flight, no events
 //! - `tip`: one block after the other, rows, cursor and outbox in one transaction
 //! - `reorg`: common ancestor, new branch fetched first, then one swap
@@ -11,6 +12,7 @@
 
 mod events;
 mod history;
+mod lane;
 mod metrics;
 mod reorg;
 pub mod step;
@@ -26,9 +28,8 @@ use tidemark_model::clock::{Clock, SystemClock};
 use tidemark_model::envelope::Draft;
 use tidemark_model::ids::{BlockHash, Height, HeightRange, NetworkId};
 use tidemark_store::blob::{BlobError, BlobStore};
-use tidemark_store::cursor::{self, Cursor};
+use tidemark_store::cursor::{self, Shard};
 use tidemark_store::errors::{self, IndexingError, Severity};
-use tidemark_store::lease::Leases;
 use tidemark_store::partitions::{PartitionSizes, Partitions};
 use tidemark_store::raw::{PAYLOAD_INLINE_MAX_BYTES, Prepared, RawError, RawWriter};
 use tidemark_store::{Db, StoreError, Tx, Verdict as StoreVerdict};
@@ -36,6 +37,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::stage_time;
+use lane::Lane;
 use metrics::IngestMetrics;
 use step::Phase;
 
@@ -47,6 +50,8 @@ pub const WORKER: &str = "raw_ingester";
 pub trait Emit: Send + Sync {
     /// Appends in order, inside the transaction of the fact. Called after the cursor row is locked.
     async fn append(&self, tx: &Tx<'_>, drafts: &[Draft]) -> Result<(), StoreError>;
+    /// What was appended is committed now: whoever carries it on may look.
+    fn committed(&self) {}
 }
 
 /// Asked at named places; `true` ends the run there as a crash would. For tests.
@@ -57,8 +62,6 @@ pub type CrashHook = Arc<dyn Fn(&'static str) -> bool + Send + Sync>;
 pub struct IngestOptions {
     /// Who we are; two processes at once have two names.
     pub instance: String,
-    /// Which address shard.
-    pub shard: i32,
     /// Shortest pause between two looks at the head (POLL_INTERVAL_MS).
     pub poll_interval_min: Duration,
     /// Longest pause; the pause is drawn between the two.
@@ -99,7 +102,6 @@ impl Default for IngestOptions {
     fn default() -> Self {
         Self {
             instance: "ingester".to_owned(),
-            shard: 0,
             poll_interval_min: Duration::from_millis(250),
             poll_interval_max: Duration::from_millis(350),
             ranges_in_flight: 3,
@@ -145,6 +147,17 @@ pub enum IngestError {
         /// As stored.
         reason: String,
     },
+    /// The contracts were divided otherwise when this network was read before.
+    #[error(
+        "this network was read in shards {before} and is to be read in {now}: their cursors do not fit; set \
+         ADDR_SHARDS and the contracts back, or read it into an empty database"
+    )]
+    Divided {
+        /// Cursors that are there.
+        before: String,
+        /// Cursors of the configuration.
+        now: String,
+    },
     /// A test asked for a crash.
     #[error("crashed at {at}")]
     Crashed {
@@ -189,7 +202,7 @@ impl IngestError {
             },
             Self::Blob(_) => Response::Retry,
             Self::Halt { .. } | Self::StillHalted { .. } => Response::Halt,
-            Self::Crashed { .. } => Response::Fail,
+            Self::Divided { .. } | Self::Crashed { .. } => Response::Fail,
         }
     }
 }
@@ -217,12 +230,14 @@ pub struct Ingester {
 
 /// What all phases share.
 struct Core {
+    /// The first lane's: for questions about the chain itself.
     adapter: Arc<dyn ChainAdapter>,
     db: Db,
     writer: RawWriter,
     emit: Arc<dyn Emit>,
     partitions: Partitions,
-    leases: Leases,
+    /// At least one.
+    lanes: Vec<Arc<Lane>>,
     options: IngestOptions,
     status: watch::Sender<IngestStatus>,
     metrics: IngestMetrics,
@@ -247,14 +262,27 @@ impl Ingester {
         emit: Arc<dyn Emit>,
         options: IngestOptions,
     ) -> Self {
+        Self::sharded(vec![(Shard::ONLY, adapter)], raw_db, blobs, emit, options)
+    }
+
+    /// The same for a network whose contracts are divided: one adapter per shard, in order, each with a filter
+    /// that lets no contract of another through.
+    ///
+    /// # Panics
+    /// Without any shard.
+    pub fn sharded(
+        shards: Vec<(Shard, Arc<dyn ChainAdapter>)>,
+        raw_db: Db,
+        blobs: Arc<dyn BlobStore>,
+        emit: Arc<dyn Emit>,
+        options: IngestOptions,
+    ) -> Self {
+        let adapter = Arc::clone(&shards.first().expect("a network has a shard").1);
         let network = adapter.network().clone();
-        let leases = Leases {
-            worker_type: format!("{WORKER}:shard-{}", options.shard),
-            network: network.id,
-            holder: options.instance.clone(),
-            ttl: options.lease_ttl,
-            range_size: options.lease_range.max(1),
-        };
+        let lanes = shards
+            .into_iter()
+            .map(|(shard, adapter)| Arc::new(Lane::new(shard, adapter, &options)))
+            .collect();
         let (status, _) = watch::channel(IngestStatus {
             state: "starting",
             next: None,
@@ -269,7 +297,7 @@ impl Ingester {
             adapter,
             db: raw_db,
             emit,
-            leases,
+            lanes,
             options,
             status,
         };
@@ -343,22 +371,25 @@ impl Core {
         let conn = self.db.conn().await?;
         cursor::ensure_network(&conn, self.adapter.network()).await?;
         cursor::ensure_head(&conn, self.network()).await?;
-        let cursor = cursor::ensure(&conn, self.adapter.network(), self.options.shard).await?;
-        self.leases.release_own(&conn).await?;
+        self.ensure_cursors(&conn).await?;
+        for lane in &self.lanes {
+            lane.leases.release_own(&conn).await?;
+        }
         let stored = cursor::head(&conn, self.network()).await?;
         drop(conn);
         if let Some(reason) = stored.and_then(|head| head.halted) {
             return Err(IngestError::StillHalted { reason });
         }
         self.metrics.halted(false);
-        self.note_position(&cursor, None);
+        self.note_position(self.position().await?.0.next, None);
         // Index builds outlive a change of phase.
         let mut indexing = JoinSet::new();
         loop {
             let head = self.adapter.head().await?;
             let (cursor, finalized) = self.settle(&head).await?;
             match step::phase(cursor.next, finalized, self.options.history_gap_min) {
-                Phase::History => self.history(&head, &mut indexing).await?,
+                Phase::History => self.history_of_all(&head, &mut indexing).await?,
+                Phase::Tip if !self.position().await?.1 => self.align().await?,
                 Phase::Tip => self.tip(head, &mut indexing).await?,
             }
         }
@@ -366,7 +397,10 @@ impl Core {
 
     /// Gives leases back on the way out, so that nobody waits for them to expire.
     async fn leave(&self) -> Result<(), IngestError> {
-        self.leases.release_own(&self.db.conn().await?).await?;
+        let conn = self.db.conn().await?;
+        for lane in &self.lanes {
+            lane.leases.release_own(&conn).await?;
+        }
         Ok(())
     }
 
@@ -402,11 +436,14 @@ impl Core {
     /// One fetch, checked. `parent` is the hash below the range, where it is known.
     async fn fetch(
         &self,
+        lane: &Lane,
         range: HeightRange,
         mode: FetchMode,
         parent: Option<BlockHash>,
     ) -> Result<RawBatch, ChainError> {
-        let batch = self.adapter.fetch(range, mode).await?;
+        let started = std::time::Instant::now();
+        let batch = lane.adapter.fetch(range, mode).await?;
+        stage_time::count("fetch", started);
         match step::batch_fault(range, &batch, parent) {
             None => Ok(batch),
             Some(reason) => Err(ChainError::Inconsistent {
@@ -424,14 +461,17 @@ impl Core {
         let mut conn = self.db.conn().await?;
         self.partitions.ensure_raw(&mut conn, self.network(), covered).await?;
         drop(conn);
-        Ok(self.writer.prepare(batch).await?)
+        let started = std::time::Instant::now();
+        let prepared = self.writer.prepare(batch).await?;
+        stage_time::count("encode raw rows", started);
+        Ok(prepared)
     }
 
-    fn note_position(&self, cursor: &Cursor, head: Option<&Head>) {
+    fn note_position(&self, next: Height, head: Option<&Head>) {
         let latest = head.map(|head| head.latest.height);
-        self.metrics.position(cursor.next, latest);
+        self.metrics.position(next, latest);
         self.status.send_modify(|status| {
-            status.next = Some(cursor.next);
+            status.next = Some(next);
             status.head = latest.or(status.head);
         });
     }

@@ -5,12 +5,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tidemark_model::chain::{BlockRef, ChainError, FetchMode};
+use tidemark_model::chain::{BlockRef, ChainError};
 use tidemark_model::ids::{BlockHash, Height, HeightRange};
-use tidemark_store::cursor::{self, Cursor, NetworkHead};
-use tidemark_store::raw::{self, Prepared, orphans};
+use tidemark_store::cursor::{self, Cursor, NetworkHead, Shard};
+use tidemark_store::raw::{self, orphans};
 
 use super::events::{self, Around};
+use super::lane::WholePrepared;
 use super::{Core, IngestError, crash_point};
 
 /// Times a branch may change while it is being fetched before we come back later.
@@ -145,16 +146,17 @@ impl Core {
         ancestor: BlockRef,
         last: Height,
         stored: &Stored,
-    ) -> Result<Option<Vec<Prepared>>, IngestError> {
+    ) -> Result<Option<Vec<WholePrepared>>, IngestError> {
         let mut branch = Vec::new();
         let mut tip = ancestor;
         while let Some(range) = HeightRange::inclusive(tip.height.next(), last) {
             let (ask, _) = range.split_first(self.options.tip_blocks_max);
-            let batch = match self.fetch(ask, FetchMode::Tip, Some(tip.hash)).await {
-                Ok(batch) => batch,
+            let whole = match self.fetch_whole(ask, Some(tip.hash)).await {
+                Ok(whole) => whole,
                 Err(ChainError::Inconsistent { .. } | ChainError::Gone { .. }) => return Ok(None),
                 Err(error) => return Err(error.into()),
             };
+            let batch = &whole.batch;
             let Some(block) = batch.blocks.last().filter(|block| block.height == batch.covered.last()) else {
                 return Ok(None);
             };
@@ -163,7 +165,7 @@ impl Core {
                 return Ok(None); // That block is ours: the chain swung back.
             }
             tip = block.block_ref();
-            branch.push(self.prepare(batch).await?);
+            branch.push(self.prepare_whole(whole).await?);
         }
         crash_point!(self, "reorg.fetched");
         let still = self.adapter.link_at(last).await?;
@@ -175,11 +177,12 @@ impl Core {
         &self,
         cursor: &Cursor,
         ancestor: BlockRef,
-        branch: Vec<Prepared>,
+        branch: Vec<WholePrepared>,
         head: Option<&NetworkHead>,
     ) -> Result<Cursor, IngestError> {
         let network = self.network();
-        let blocks: Vec<_> = branch.iter().flat_map(|part| part.batch().blocks.iter().cloned()).collect();
+        let blocks: Vec<_> =
+            branch.iter().flat_map(|part| part.prepared.batch().blocks.iter().cloned()).collect();
         let Some(tip) = blocks.last().map(|block| block.block_ref()) else { return Ok(cursor.clone()) };
         let around = Around {
             head: head.and_then(|head| head.latest).unwrap_or(tip.height).max(tip.height),
@@ -189,10 +192,11 @@ impl Core {
             .expect("the ancestor lies below the newest stored block");
         let mut conn = self.db.conn().await?;
         let tx = conn.tx().await?;
-        let moved = cursor::advance(&tx, cursor, tip.height.next(), Some(tip.hash)).await?;
-        let orphaned = orphans::take_out(&tx, network, self.options.shard, replaced).await?;
+        let moved = self.advance_all(&tx, cursor, tip.height.next(), Some(tip.hash)).await?;
+        let shards: Vec<Shard> = self.lanes.iter().map(|lane| lane.shard).collect();
+        let orphaned = orphans::take_out(&tx, network, &shards, replaced).await?;
         for part in &branch {
-            self.writer.copy(&tx, network, self.options.shard, part).await?;
+            self.copy_whole(&tx, part).await?;
         }
         let hashes: Vec<BlockHash> = blocks.iter().map(|block| block.hash).collect();
         orphans::came_back(&tx, network, &hashes).await?;
@@ -208,9 +212,10 @@ impl Core {
         self.emit.append(&tx, &drafts).await?;
         crash_point!(self, "reorg.before_commit");
         tx.commit().await?;
+        self.emit.committed();
         crash_point!(self, "reorg.after_commit");
         self.metrics.reorg();
-        self.note_position(&moved, None);
+        self.note_position(moved.next, None);
         tracing::warn!(
             network = %network, ancestor = %ancestor, orphaned = orphaned.len(), canonical = canonical.len(),
             reorg_id, action = "reorg", "Replaced a branch."

@@ -1,5 +1,7 @@
 //! What a block, a batch or a gap means. Pure: no database, no node, no clock.
 
+use std::time::Duration;
+
 use tidemark_model::chain::{BlockCoverage, BlockRef, RawBatch, RawBlock};
 use tidemark_model::ids::{BlockHash, Height, HeightRange};
 use tidemark_store::raw::audit::Tile;
@@ -43,6 +45,15 @@ pub fn phase(next: Height, finalized: Option<Height>, gap_min: u64) -> Phase {
         Some(line) if line.next().0.saturating_sub(next.0) > gap_min => Phase::History,
         _ => Phase::Tip,
     }
+}
+
+/// Longest pause between two looks at the head of a chain that does not move.
+const PATIENCE_MAX: Duration = Duration::from_secs(15);
+
+/// How long to wait for the next head when the last one came `quiet` ago: a twentieth of that, so that a
+/// block of a slow chain is late by little of its own pace, and a chain that stands still costs little.
+pub fn patience(poll_interval: Duration, quiet: Duration) -> Duration {
+    poll_interval.max((quiet / 20).min(PATIENCE_MAX))
 }
 
 /// Why a batch cannot be believed, if it cannot. The adapter has checked what came from the node; this checks
@@ -265,6 +276,15 @@ mod tests {
         assert_eq!(ask.blocks(), 1);
         ask.halve();
         assert_eq!(ask.blocks(), 1);
+    }
+
+    #[test]
+    fn a_quiet_chain_is_asked_less_often() {
+        let (poll, second) = (Duration::from_millis(300), Duration::from_secs(1));
+        assert_eq!(patience(poll, second), poll);
+        assert_eq!(patience(poll, 12 * second), second * 12 / 20);
+        assert_eq!(patience(poll, 86_400 * second), 15 * second);
+        assert_eq!(patience(20 * second, 86_400 * second), 20 * second, "a longer pause was asked for");
     }
 
     #[test]

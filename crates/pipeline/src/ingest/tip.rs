@@ -2,8 +2,9 @@
 //! blocks. Finality is recorded only after our own chain was confirmed against it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use tidemark_model::chain::{BlockRef, ChainError, FetchMode, Head, RawBatch};
+use tidemark_model::chain::{BlockRef, ChainError, Head};
 use tidemark_model::ids::{Height, HeightRange};
 use tidemark_store::cursor::{self, Cursor};
 use tidemark_store::lease;
@@ -14,8 +15,13 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::events::{self, Around};
+use super::history::stay_out_of_leases;
+use super::lane::Whole;
 use super::step::{self, Phase, Step};
 use super::{Core, IngestError, WORKER, crash_point};
+
+/// Even when nothing moves, the database is asked this often where things stand.
+const QUIET_LOOK: Duration = Duration::from_secs(60);
 
 impl Core {
     /// Follows the tip until a wide gap below finality opens (an outage), or an error.
@@ -28,22 +34,35 @@ impl Core {
         let mut looked_at: Option<Instant> = None;
         let mut known = head;
         let mut is_fresh = true;
+        let mut changed_at = Instant::now();
         loop {
             let head = if std::mem::take(&mut is_fresh) {
                 known.clone()
             } else {
-                self.adapter.next_head(&known, self.poll_interval()).await?
+                let wait = step::patience(self.poll_interval(), changed_at.elapsed());
+                let head = self.adapter.next_head(&known, wait).await?;
+                // A thousand quiet networks must cost next to nothing.
+                if head == known && looked_at.is_some_and(|at| at.elapsed() < QUIET_LOOK) {
+                    continue;
+                }
+                head
             };
+            if head != known {
+                changed_at = Instant::now();
+            }
             let (mut cursor, finalized) = self.settle(&head).await?;
             if step::phase(cursor.next, finalized, self.options.history_gap_min) == Phase::History {
                 return Ok(());
+            }
+            if self.is_sharded() && !self.position().await?.1 {
+                return Ok(()); // Another process reads history.
             }
             while cursor.next <= head.latest.height {
                 let last = head.latest.height.min(cursor.next.plus(self.options.tip_blocks_max.max(1) - 1));
                 let range = HeightRange::inclusive(cursor.next, last).expect("next is not above the head");
                 // The parent is judged by `next_step`, not refused as a fault of the node.
-                let batch = self.fetch(range, FetchMode::Tip, None).await?;
-                cursor = self.take(cursor, &head, finalized, batch).await?;
+                let whole = self.fetch_whole(range, None).await?;
+                cursor = self.take(cursor, &head, finalized, whole).await?;
             }
             self.settle(&head).await?;
             if looked_at.is_none_or(|at| at.elapsed() >= self.options.head_refresh) {
@@ -61,8 +80,9 @@ impl Core {
         cursor: Cursor,
         head: &Head,
         finalized: Option<Height>,
-        batch: RawBatch,
+        whole: Whole,
     ) -> Result<Cursor, IngestError> {
+        let batch = &whole.batch;
         let first = batch.blocks.first().filter(|block| block.height == batch.covered.from());
         let Some(first) = first else {
             // Above finality every block must be there, else the next one cannot be judged.
@@ -70,7 +90,7 @@ impl Core {
         };
         let stored = self.newest_stored(&cursor).await?;
         match step::next_step(stored, finalized, first) {
-            Step::Extend => self.extend(cursor, head, finalized, batch).await,
+            Step::Extend => self.extend(cursor, head, finalized, whole).await,
             Step::FindAncestorBelow(_) => {
                 let found = self.reorg(&cursor).await?;
                 match found == cursor {
@@ -110,7 +130,7 @@ impl Core {
         }
     }
 
-    fn inconsistent(&self, range: HeightRange, reason: &str) -> IngestError {
+    pub(super) fn inconsistent(&self, range: HeightRange, reason: &str) -> IngestError {
         IngestError::Chain(ChainError::Inconsistent {
             network: self.slug().to_owned(),
             what: format!("blocks {range}"),
@@ -142,25 +162,29 @@ impl Core {
         cursor: Cursor,
         head: &Head,
         finalized: Option<Height>,
-        batch: RawBatch,
+        whole: Whole,
     ) -> Result<Cursor, IngestError> {
-        let covered = batch.covered;
-        let Some(last) = batch.blocks.last().filter(|block| block.height == covered.last()).cloned() else {
+        let covered = whole.batch.covered;
+        let Some(last) = whole.batch.blocks.last().filter(|block| block.height == covered.last()).cloned()
+        else {
             return Err(self.inconsistent(covered, "the tip came without its last block"));
         };
-        let prepared = self.prepare(batch).await?;
+        let whole = self.prepare_whole(whole).await?;
         let mut conn = self.db.conn().await?;
         self.partitions.ensure_indexed(&mut conn, &RAW_TABLES, self.network(), covered.last()).await?;
         let around = Around { head: head.latest.height, finalized };
         let tx = conn.tx().await?;
-        let cursor = cursor::advance(&tx, &cursor, covered.to(), Some(last.hash)).await?;
-        self.stay_out_of_leases(&tx, covered).await?;
-        let stored = self.writer.copy(&tx, self.network(), self.options.shard, &prepared).await?;
+        let cursor = self.advance_all(&tx, &cursor, covered.to(), Some(last.hash)).await?;
+        for lane in &self.lanes {
+            stay_out_of_leases(lane, &tx, covered).await?;
+        }
+        let stored = self.copy_whole(&tx, &whole).await?;
         lease::set_checkpoint(&tx, WORKER, self.network(), covered.to()).await?;
         // The head without its finality: that waits until our chain was confirmed against it.
         let reported = Head { finalized: None, ..head.clone() };
         cursor::report_head(&tx, self.network(), &reported).await?;
-        let drafts: Vec<_> = prepared
+        let drafts: Vec<_> = whole
+            .prepared
             .batch()
             .blocks
             .iter()
@@ -169,10 +193,11 @@ impl Core {
         self.emit.append(&tx, &drafts).await?;
         crash_point!(self, "tip.before_commit");
         tx.commit().await?;
+        self.emit.committed();
         crash_point!(self, "tip.after_commit");
         self.metrics.stored(stored);
         self.metrics.lag((self.options.clock.now() - last.time).as_seconds_f64());
-        self.note_position(&cursor, Some(head));
+        self.note_position(cursor.next, Some(head));
         tracing::debug!(
             network = %self.network(), from = covered.from().0, to = covered.to().0, events = stored,
             action = "store_tip", "Stored new blocks."
@@ -188,9 +213,9 @@ impl Core {
         head: &Head,
     ) -> Result<(Cursor, Option<Height>), IngestError> {
         let conn = self.db.conn().await?;
-        let mut cursor = cursor::read(&conn, &self.cursor_id()).await?;
         let stored = cursor::head(&conn, self.network()).await?;
         drop(conn);
+        let (mut cursor, is_aligned) = self.position().await?;
         let recorded = stored.as_ref().and_then(|stored| stored.finalized).map(|block| block.height);
         let advanced = head.finalized.filter(|block| recorded.is_none_or(|line| line < block.height));
         if let Some(last) = cursor.last_block() {
@@ -200,7 +225,14 @@ impl Core {
                 Some(finalized) => !self.agrees_with(&cursor, finalized).await?,
                 None => false,
             };
-            if replaced || contradicted {
+            if contradicted && !is_aligned {
+                // Shards that differ are in history, where nothing can be repaired.
+                return Err(self.inconsistent(
+                    HeightRange::one(last.height),
+                    "finality contradicts what was read as final",
+                ));
+            }
+            if (replaced || contradicted) && is_aligned {
                 let repaired = self.reorg(&cursor).await?;
                 if contradicted && repaired == cursor {
                     return Err(self.inconsistent(
@@ -214,9 +246,12 @@ impl Core {
         // At the tip, blocks come before the word that they are final.
         let far =
             step::phase(cursor.next, head.finalized.map(|block| block.height), self.options.history_gap_min);
-        let due = advanced.filter(|block| block.height < cursor.next || far == Phase::History);
-        // Blocks that are about to be written report the head themselves.
+        // Blocks that are about to be written report the head themselves, and owners wait for them: what
+        // their head says about finality has its turn after them.
         let is_told_later = far == Phase::Tip && cursor.next <= head.latest.height;
+        let due = advanced
+            .filter(|block| block.height < cursor.next || far == Phase::History)
+            .filter(|_| !is_told_later);
         let is_new = stored.is_none_or(|stored| stored.latest != Some(head.latest.height));
         if due.is_some() || (is_new && !is_told_later) {
             self.record_head(head, due).await?;
@@ -224,7 +259,7 @@ impl Core {
         let finalized = due.map(|block| block.height).or(recorded);
         self.status
             .send_if_modified(|status| std::mem::replace(&mut status.finalized, finalized) != finalized);
-        self.note_position(&cursor, Some(head));
+        self.note_position(cursor.next, Some(head));
         Ok((cursor, finalized))
     }
 
@@ -258,12 +293,17 @@ impl Core {
         let moved = cursor::report_head(&tx, self.network(), &Head { finalized, ..head.clone() }).await?;
         if let Some(finalized) = finalized.filter(|_| moved) {
             orphans::drop_final(&tx, self.network(), finalized.height).await?;
+            for lane in &self.lanes {
+                raw::compact_evidence(&tx, self.network(), lane.shard.number, finalized.height.next())
+                    .await?;
+            }
             let now = self.options.clock.now();
             let draft = events::finality_advanced(self.network(), head, finalized, now);
             self.emit.append(&tx, &[draft]).await?;
             crash_point!(self, "finality.before_commit");
         }
         tx.commit().await?;
+        self.emit.committed();
         Ok(())
     }
 }

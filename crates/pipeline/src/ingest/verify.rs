@@ -5,6 +5,7 @@ use std::fmt;
 
 use tidemark_model::chain::{BlockCoverage, BlockRef};
 use tidemark_model::ids::{Height, HeightRange, NetworkId};
+use tidemark_store::cursor::{self, Cursor, Shard};
 use tidemark_store::raw::audit::{self, BlockCount, Repaired, Tile, TileCount};
 use tidemark_store::{Conn, StoreError};
 
@@ -42,6 +43,10 @@ pub enum Problem {
     BrokenLink(BlockRef),
     /// A block and its events do not agree.
     Events(BlockCount),
+    /// A block and what its shards counted do not agree.
+    Shards(BlockCount),
+    /// One of the others, in the tiling of one shard.
+    InShard(i32, Box<Problem>),
 }
 
 impl fmt::Display for Problem {
@@ -56,6 +61,14 @@ impl fmt::Display for Problem {
                 write!(f, "{found} events of {range} are stored, {expected} were received")
             }
             Self::BrokenLink(block) => write!(f, "block {block} is not the child of the block below it"),
+            Self::InShard(shard, problem) => write!(f, "shard {shard}: {problem}"),
+            Self::Shards(count) => write!(
+                f,
+                "the shards counted {} events of block {}, which has {}",
+                count.events,
+                count.height,
+                count.promised.unwrap_or(0)
+            ),
             Self::Events(count) => match count.promised {
                 None => write!(f, "{} events at height {} have no block", count.events, count.height),
                 Some(promised) => write!(
@@ -92,46 +105,64 @@ impl Report {
     }
     /// Heights that no evidence covers.
     pub fn gaps(&self) -> Vec<HeightRange> {
+        let gap = |problem: &Problem| match problem {
+            Problem::Gap(range) => Some(*range),
+            _ => None,
+        };
         self.problems
             .iter()
             .filter_map(|problem| match problem {
-                Problem::Gap(range) => Some(*range),
-                _ => None,
+                Problem::InShard(_, inner) => gap(inner),
+                problem => gap(problem),
             })
             .collect()
     }
 }
 
-/// Looks at `range` of a network's shard. Safe to run beside the ingester below its cursor; above finality a
-/// reorg between two statements may show as a problem, so ask again.
+/// Looks at `range` of a network, in all its shards. Safe to run beside the ingester below its slowest cursor;
+/// above finality a reorg between two statements may show as a problem, so ask again.
 pub async fn verify_completeness(
     conn: &Conn,
     network: NetworkId,
-    shard: i32,
     range: HeightRange,
 ) -> Result<Report, StoreError> {
     let mut report = Report { network, range, tiles: 0, blocks: 0, events: 0, problems: Vec::new() };
+    let cursors = cursor::of_network(conn, network).await?;
+    let of = i32::try_from(cursors.len()).expect("few shards");
+    if of <= 1 {
+        let number = cursors.first().map_or(0, |cursor| cursor.shard);
+        verify_shard(conn, Shard { number, of: 1 }, &mut report).await?;
+    }
+    for Cursor { shard: number, .. } in cursors.iter().filter(|_| of > 1) {
+        let before = std::mem::take(&mut report.problems);
+        report.blocks = 0; // Shards share their blocks.
+        verify_shard(conn, Shard { number: *number, of }, &mut report).await?;
+        let found = std::mem::replace(&mut report.problems, before);
+        let named = found.into_iter().map(|problem| Problem::InShard(*number, Box::new(problem)));
+        report.problems.extend(named);
+    }
+    check_rows(conn, of > 1, &mut report).await?;
+    Ok(report)
+}
+
+/// The tiles of one shard.
+async fn verify_shard(conn: &Conn, shard: Shard, report: &mut Report) -> Result<(), StoreError> {
+    let range = report.range;
     let mut at = range.from();
     let mut rest = Some(range);
     while let Some(page) = rest {
-        let tiles = audit::tiles(conn, network, shard, page, TILES_PAGE).await?;
+        let tiles = audit::tile_counts(conn, report.network, shard, page, TILES_PAGE).await?;
         let full = i64::try_from(tiles.len()).expect("bounded") == TILES_PAGE;
-        rest = tiles.last().filter(|_| full).and_then(|last| HeightRange::new(last.range.to(), range.to()));
+        let next = |last: &TileCount| HeightRange::new(last.tile.range.to(), range.to());
+        rest = tiles.last().filter(|_| full).and_then(next);
         for tile in &tiles {
-            at = tile_problems(at, range, tile, &mut report.problems);
+            at = tile_problems(at, range, &tile.tile, &mut report.problems);
+            count_problems(tile, report);
         }
         report.tiles += u64::try_from(tiles.len()).expect("a length fits in 64 bits");
-        if let (Some(first), Some(last)) = (tiles.first(), tiles.last()) {
-            let span = HeightRange::new(first.range.from(), last.range.to()).expect("tiles are in order");
-            let counts = audit::tile_counts(conn, network, shard, span).await?;
-            for (tile, count) in tiles.iter().zip(&counts) {
-                count_problems(tile, count, &mut report);
-            }
-        }
     }
     report.problems.extend(HeightRange::new(at, range.to()).map(Problem::Gap));
-    check_rows(conn, network, range, &mut report).await?;
-    Ok(report)
+    Ok(())
 }
 
 /// Compares a tile with where the one before it ended; gives where this one ends.
@@ -142,7 +173,8 @@ fn tile_problems(at: Height, range: HeightRange, tile: &Tile, problems: &mut Vec
     at.max(tile.range.to())
 }
 
-fn count_problems(tile: &Tile, count: &TileCount, report: &mut Report) {
+fn count_problems(count: &TileCount, report: &mut Report) {
+    let tile = &count.tile;
     report.blocks += count.blocks;
     report.events += count.events;
     if tile.coverage == BlockCoverage::All && count.blocks != tile.range.blocks() {
@@ -157,13 +189,9 @@ fn count_problems(tile: &Tile, count: &TileCount, report: &mut Report) {
     }
 }
 
-async fn check_rows(
-    conn: &Conn,
-    network: NetworkId,
-    range: HeightRange,
-    report: &mut Report,
-) -> Result<(), StoreError> {
-    let mut rest = Some(range);
+async fn check_rows(conn: &Conn, is_sharded: bool, report: &mut Report) -> Result<(), StoreError> {
+    let network = report.network;
+    let mut rest = Some(report.range);
     while let Some(open) = rest {
         let (window, later) = open.split_first(WINDOW_BLOCKS);
         // One height more below, so that the link into the window is checked too.
@@ -172,6 +200,10 @@ async fn check_rows(
         report.problems.extend(broken.into_iter().map(Problem::BrokenLink));
         let wrong = audit::wrong_blocks(conn, network, window, NAMED_MAX).await?;
         report.problems.extend(wrong.into_iter().map(Problem::Events));
+        if is_sharded {
+            let wrong = audit::wrong_sums(conn, network, window, NAMED_MAX).await?;
+            report.problems.extend(wrong.into_iter().map(Problem::Shards));
+        }
         rest = later;
     }
     Ok(())

@@ -7,6 +7,7 @@ use alloy_primitives::U256;
 use tidemark_model::chain::Standard;
 use tidemark_model::ids::AssetId;
 use tidemark_model::quantity::SignedQty;
+use tidemark_store::catalog::Supply;
 use tidemark_store::ledger::{DeltaRow, Pair};
 
 /// Why a movement cannot be.
@@ -105,9 +106,10 @@ impl Book {
         changes(&self.before, &self.balances)
     }
 
-    /// Supplies that were changed.
-    pub(crate) fn resupplied(&self) -> BTreeMap<AssetId, U256> {
-        self.resupplied.iter().filter_map(|asset| Some((*asset, *self.supplies.get(asset)?))).collect()
+    /// Supplies that were changed. One that was changed and is zero was burned to zero.
+    pub(crate) fn resupplied(&self) -> BTreeMap<AssetId, Supply> {
+        let supply = |units: &U256| Supply { units: *units, burnt: units.is_zero() };
+        self.resupplied.iter().filter_map(|asset| Some((*asset, supply(self.supplies.get(asset)?)))).collect()
     }
 }
 
@@ -155,7 +157,7 @@ mod tests {
         assert_eq!(book.apply(&delta(None, Some(1), one), Standard::Erc721), Ok(()));
         assert_eq!(book.apply(&delta(None, Some(2), one), Standard::Erc721), Err(Refusal::SecondUnit));
         assert_eq!(book.changes(), BTreeMap::from([((asset(), account(1)), SignedQty::gain(one))]));
-        assert_eq!(book.resupplied(), BTreeMap::from([(asset(), one)]));
+        assert_eq!(book.resupplied(), BTreeMap::from([(asset(), Supply { units: one, burnt: false })]));
     }
 
     #[test]

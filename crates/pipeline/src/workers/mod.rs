@@ -22,7 +22,7 @@ pub use normalizer::{Normalized, normalize};
 pub use openings::{Openings, prepare};
 pub use reorg_handler::{Reorged, handle_reorg, repair, rewind};
 pub use state_updater::{Finalized, advance_confirmed, advance_finality};
-pub use verify::{Violation, verify_ledger};
+pub use verify::{Violation, check_one, keep_verifying, verify_ledger};
 
 use tidemark_model::chain::{BlockRef, ChainError};
 use tidemark_store::StoreError;

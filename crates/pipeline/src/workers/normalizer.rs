@@ -11,7 +11,7 @@ use tidemark_model::ids::{AccountId, AssetId, BlockHash, CollectionId, ContractI
 use tidemark_model::text::storable;
 use tidemark_store::Tx;
 use tidemark_store::catalog::{self, AssetStub, Stubs};
-use tidemark_store::ledger::{self, DeltaRow, NormalizedRow, QuarantineRow};
+use tidemark_store::ledger::{self, DeltaRow, NormalizedRow, QuarantineRow, TouchedEvent};
 
 use super::openings::{self, Openings};
 use super::{Cause, WorkError, drafts};
@@ -83,11 +83,15 @@ pub async fn normalize(
     }
     let mut named = BTreeSet::new();
     for row in &written {
-        let stands = row.status != FinalityStatus::Reverted && row.kind != EventKind::Opening;
-        if stands && upserted.changed.contains(&row.id) {
-            emitted.push(drafts::event_normalized(network, row, cause));
-            named.extend(row.asset);
+        if row.kind == EventKind::Opening || !upserted.changed.contains(&row.id) {
+            continue;
         }
+        // A late event of an orphaned block is in the log, and so it is in what others make of the log.
+        emitted.push(match row.status {
+            FinalityStatus::Reverted => drafts::event_reverted(network, &TouchedEvent::of(row), cause),
+            _ => drafts::event_normalized(network, row, cause),
+        });
+        named.extend(row.asset);
     }
     let height = written.iter().map(|row| row.block.height).max().unwrap_or_default().as_i64();
     // Executed again in another block, an event may name another asset: the old one changed as well.
@@ -161,8 +165,7 @@ pub(crate) fn normalized_row(
     }
 }
 
-/// What the events name. An asset is partial when its network starts in the middle and its first event is
-/// not its making.
+/// What the events name.
 pub(crate) fn stubs(network: &Network, events: &[&RawEvent], rows: &[NormalizedRow]) -> Stubs {
     let mut stubs = Stubs::default();
     for (event, row) in events.iter().zip(rows) {
@@ -178,15 +181,15 @@ pub(crate) fn stubs(network: &Network, events: &[&RawEvent], rows: &[NormalizedR
         let contract = ContractId::of(network.id, address);
         stubs.contracts.entry(contract).or_insert_with(|| (address.clone(), asset.standard));
         stubs.collections.entry(collection).or_insert((contract, seen));
+        // A block that lost says nothing of when a token began.
+        let begins = event.event_kind == EventKind::Mint || row.status == FinalityStatus::Reverted;
         stubs.assets.entry(asset_id).or_insert_with(|| AssetStub {
             collection,
             token_id_raw: asset.token_id_raw.clone(),
             standard: asset.standard,
             first_seen_block: event.block_number,
             first_seen_at: seen,
-            partial: network.start_block.0 > 0
-                && event.event_kind != EventKind::Mint
-                && row.status != FinalityStatus::Reverted,
+            partial: openings::is_partial(network, asset.standard, begins),
         });
     }
     stubs

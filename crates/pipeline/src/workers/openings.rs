@@ -27,6 +27,13 @@ use time::OffsetDateTime;
 use super::normalizer::asset_ids;
 use super::{Cause, WorkError, drafts};
 
+/// Does our history of an asset begin after its own? It can only where we start in the middle of the chain's.
+/// A class is then never known to be complete, because accounts that did not move since may hold units of it;
+/// a single token is, if the first we see of it is its making.
+pub(crate) fn is_partial(network: &Network, standard: Standard, begins_with_mint: bool) -> bool {
+    network.start_block.0 > 0 && (standard.is_fungible_class() || !begins_with_mint)
+}
+
 /// Answers brought in from outside the transaction: how much, or `None` where the chain cannot say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Openings(pub BTreeMap<Pair, Option<U256>>);

@@ -8,6 +8,8 @@ use alloy_primitives::U256;
 use tidemark_model::chain::{BlockRef, EventKind, Network};
 use tidemark_model::envelope::Draft;
 use tidemark_model::ids::{AssetId, BlockHash, EventId, Height};
+use tidemark_store::catalog::Supply;
+use tidemark_store::checks::Slice;
 use tidemark_store::ledger::{self, Pair};
 use tidemark_store::{Tx, applied, catalog, digest, ownership};
 
@@ -70,7 +72,14 @@ pub async fn handle_reorg(
     // An opening whose block went is still true where a later event needs it.
     let openings: Vec<EventId> =
         reverted.iter().filter(|event| event.kind == EventKind::Opening).map(|event| event.id).collect();
-    ledger::rehome_openings(tx, network.id, &openings).await?;
+    let moved: BTreeSet<EventId> =
+        ledger::rehome_openings(tx, network.id, &openings).await?.into_iter().collect();
+    let unopened: Vec<AssetId> = reverted
+        .iter()
+        .filter(|event| event.kind == EventKind::Opening && !moved.contains(&event.id))
+        .filter_map(|event| event.asset)
+        .collect();
+    catalog::unmark_partial(tx, &unopened).await?;
     touched.extend(reverted.iter().chain(&restored).filter_map(|event| event.asset));
 
     // Only blocks that were normalized move the head; a message that comes again finds none.
@@ -157,14 +166,17 @@ async fn rebuild(
     let before = ownership::of_assets(tx, assets).await?;
     let after: BTreeMap<Pair, U256> = ownership::recompute(tx, assets).await?;
     ownership::add(tx, network.id, &changes(&before, &after)).await?;
-    let mut supplies: BTreeMap<AssetId, U256> = assets.iter().map(|asset| (*asset, U256::ZERO)).collect();
+    let burnt = ownership::burnt_among(tx, assets).await?;
+    let supply = |asset: &AssetId| Supply { units: U256::ZERO, burnt: burnt.contains(asset) };
+    let mut supplies: BTreeMap<AssetId, Supply> =
+        assets.iter().map(|asset| (*asset, supply(asset))).collect();
     for ((asset, _), qty) in &after {
-        let supply = supplies.entry(*asset).or_default();
+        let supply = supplies.get_mut(asset).expect("only these assets were recomputed");
         // The book refused what would leave 256 bits, so the log of what it applied cannot.
-        *supply = supply.saturating_add(*qty);
+        supply.units = supply.units.saturating_add(*qty);
     }
     catalog::set_supply(tx, &supplies).await?;
-    let found = digest::recompute(tx, network.id).await?;
+    let found = digest::recompute(tx, network.id, Slice::All).await?;
     let total = digest::total(&found);
     let mut buckets = digest::read(tx, network.id).await?;
     buckets.values_mut().for_each(|kept| *kept = tidemark_model::digest::Digest::default());

@@ -74,7 +74,11 @@ pub async fn advance_finality(
     ledger::set_progress(tx, network.id, &progress).await?;
     forget_old_blocks(tx, network, target).await?;
 
-    let mut emitted = drafts::ownership_changed(network, "finalized", target, &outcome.touched, cause);
+    let mut emitted = Vec::new();
+    for row in ledger::read_events(tx, network.id, &outcome.renamed).await? {
+        emitted.push(drafts::event_normalized(network, &row, cause));
+    }
+    emitted.extend(drafts::ownership_changed(network, "finalized", target, &outcome.touched, cause));
     emitted.push(drafts::finality_advanced(network, target, cause));
     Ok(Finalized {
         drafts: emitted,
@@ -107,6 +111,9 @@ pub(crate) struct Outcome {
     pub(crate) touched: BTreeSet<AssetId>,
     pub(crate) applied: usize,
     pub(crate) quarantined: Vec<EventId>,
+    /// Events that did something else than their legs said: refused, or with an opening. Their sides are told
+    /// again, because nothing above finality leads to them any more.
+    pub(crate) renamed: Vec<EventId>,
 }
 
 /// Applies movements that nobody has applied, in the chain's order, up to `height`.
@@ -128,6 +135,7 @@ pub(crate) async fn apply(
     let mut topped_up: BTreeMap<Pair, OpeningRow> = BTreeMap::new();
     let mut opening_rows: Vec<NormalizedRow> = Vec::new();
     let mut refused: Vec<(MovementRow, Refusal)> = Vec::new();
+    let mut renamed = Vec::new();
     let mut applied_count = 0;
     for row in movements {
         let mut result = book.apply(&row.delta, row.standard);
@@ -138,6 +146,7 @@ pub(crate) async fn apply(
         {
             legs.push(opening_leg(network, &opening));
             opening_rows.push(opening);
+            renamed.push(row.event);
             result = book.apply(&row.delta, row.standard);
         }
         match result {
@@ -155,7 +164,8 @@ pub(crate) async fn apply(
     catalog::set_supply(tx, &book.resupplied()).await?;
     update_digests(tx, network.id, height, &changes).await?;
     let quarantined = set_aside(tx, network, &refused).await?;
-    Ok(Outcome { touched, applied: applied_count, quarantined })
+    renamed.extend(&quarantined);
+    Ok(Outcome { touched, applied: applied_count, quarantined, renamed })
 }
 
 /// The missing amount, if this asset is a class whose past the chain could not tell us.

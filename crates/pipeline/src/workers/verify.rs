@@ -1,7 +1,14 @@
-//! `tidemark verify ledger`: the invariants, each a question to the whole database; no answer is good.
+//! The invariants, each a question to the database; no answer is good. `tidemark verify ledger` asks about
+//! everything at once, [`keep_verifying`] about one slice after another, for ever.
 
-use tidemark_model::ids::NetworkId;
-use tidemark_store::{Tx, checks, digest};
+use std::time::Duration;
+
+use tidemark_model::chain::Network;
+use tidemark_model::ids::{AssetId, NetworkId};
+use tidemark_store::checks::{Broken, Slice};
+use tidemark_store::{Db, StoreError, Tx, bulk, checks, digest};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use super::WorkError;
 
@@ -10,6 +17,8 @@ use super::WorkError;
 pub struct Violation {
     /// The invariant's name.
     pub check: &'static str,
+    /// The asset it is about, if it is about one.
+    pub asset: Option<AssetId>,
     /// The row, and what is wrong with it.
     pub detail: String,
 }
@@ -20,24 +29,102 @@ const ROWS_PER_CHECK: i64 = 100;
 /// All rows that break an invariant of the ledger, some of each. Call it in a snapshot transaction
 /// (`Conn::snapshot_tx`), so that all invariants see one state.
 pub async fn verify_ledger(tx: &Tx<'_>, network: NetworkId) -> Result<Vec<Violation>, WorkError> {
+    let violations = verify_slice(tx, network, Slice::All).await?;
+    metrics::gauge!("ledger_invariant_violations", "network" => network.to_string())
+        .set(u32::try_from(violations.len()).map_or(f64::MAX, f64::from));
+    Ok(violations)
+}
+
+/// The same for one slice of all assets and events. It costs what the slice holds.
+pub async fn verify_slice(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    slice: Slice,
+) -> Result<Vec<Violation>, WorkError> {
     let mut violations = Vec::new();
     for check in checks::CHECKS {
-        let rows = checks::run(tx, check, network, ROWS_PER_CHECK).await?;
-        violations.extend(rows.into_iter().map(|detail| Violation { check: check.name, detail }));
+        let rows = checks::run(tx, check, network, slice, ROWS_PER_CHECK).await?;
+        violations.extend(rows.into_iter().map(|(asset, detail)| Violation {
+            check: check.name,
+            asset,
+            detail,
+        }));
     }
-    let (kept, found) = (digest::read(tx, network).await?, digest::recompute(tx, network).await?);
-    for bucket in 0..=u8::MAX {
+    let kept = digest::read(tx, network).await?;
+    let found = digest::recompute(tx, network, slice).await?;
+    for bucket in slice.buckets() {
         let kept = kept.get(&bucket).copied().unwrap_or_default();
         let found = found.get(&bucket).copied().unwrap_or_default();
         if kept != found {
             let detail = format!("bucket {bucket}: kept {}, the rows give {}", kept.0, found.0);
-            violations.push(Violation { check: "digest_equals_the_rows", detail });
+            violations.push(Violation { check: "digest_equals_the_rows", asset: None, detail });
         }
     }
     for violation in &violations {
-        tracing::error!(network = %network, check = violation.check, detail = %violation.detail, "invariant broken");
+        tracing::error!(network_id = network.0, check = violation.check, detail = %violation.detail, action = "verify_ledger", "An invariant of the ledger is broken.");
     }
-    metrics::gauge!("ledger_invariant_violations", "network" => network.to_string())
-        .set(u32::try_from(violations.len()).map_or(f64::MAX, f64::from));
     Ok(violations)
+}
+
+/// Pause between two slices; and how many times longer than the check itself it is at least, so that the
+/// check never takes more than a few percent of the database.
+const SLICE_EVERY: Duration = Duration::from_secs(10);
+const PAUSE_FACTOR: u32 = 20;
+
+/// Checks the ledger of these networks slice by slice until told to stop. What is broken is logged, counted
+/// (`ledger_invariant_violations`, `ledger_invariant_violations_total`) and kept in quarantine for an
+/// operator, each row once. It repairs nothing.
+pub async fn keep_verifying(
+    db: Db,
+    networks: Vec<Network>,
+    stop: CancellationToken,
+) -> Result<(), WorkError> {
+    // Processes that start together do not look at the same slice.
+    let mut slice = Uuid::new_v4().as_bytes()[0];
+    loop {
+        let started = std::time::Instant::now();
+        // While a first long history is built without its indexes, a slice would cost as much as everything.
+        let ready = bulk::deferred_indexes(&db.conn().await?).await? == 0;
+        for network in networks.iter().filter(|_| ready) {
+            let found = check_one(&db, network, Slice::One(slice)).await?;
+            metrics::gauge!("ledger_invariant_violations", "network" => network.id.to_string())
+                .set(u32::try_from(found.len()).map_or(f64::MAX, f64::from));
+        }
+        slice = slice.wrapping_add(u8::from(ready));
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep(SLICE_EVERY.max(started.elapsed() * PAUSE_FACTOR)) => {}
+        }
+    }
+}
+
+/// Checks one slice in one snapshot, and keeps what is broken.
+pub async fn check_one(db: &Db, network: &Network, slice: Slice) -> Result<Vec<Violation>, WorkError> {
+    let mut conn = db.conn().await?;
+    let tx = conn.snapshot_tx().await?;
+    let violations = verify_slice(&tx, network.id, slice).await?;
+    tx.rollback().await?;
+    if !violations.is_empty() {
+        let tx = conn.tx().await?;
+        let new = keep(&tx, network.id, &violations).await?;
+        tx.commit().await?;
+        metrics::counter!("ledger_invariant_violations_total", "network" => network.id.to_string())
+            .increment(u64::try_from(new).unwrap_or(u64::MAX));
+    }
+    Ok(violations)
+}
+
+async fn keep(tx: &Tx<'_>, network: NetworkId, violations: &[Violation]) -> Result<usize, StoreError> {
+    let broken: Vec<(&'static str, Broken)> =
+        violations.iter().map(|one| (one.check, (one.asset, one.detail.clone()))).collect();
+    // The same row broken in the same way is one finding, however often it is found.
+    let ids: Vec<Uuid> = violations
+        .iter()
+        .map(|one| {
+            let name = format!("violation:{network}:{}:{}", one.check, one.detail);
+            Uuid::new_v5(&tidemark_model::ids::NAMESPACE, name.as_bytes())
+        })
+        .collect();
+    checks::set_aside(tx, network, &ids, &broken).await
 }

@@ -1,8 +1,8 @@
 //! A chain in memory that does what a test says: grows, reorganizes, answers short, fails.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -236,5 +236,51 @@ impl ChainAdapter for FakeChain {
     }
     fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
+    }
+}
+
+/// A part of the chain's records, as a filter by contract gives it; transactions of one block may lie in
+/// several parts.
+pub(crate) struct FakeShard {
+    pub(crate) chain: Arc<FakeChain>,
+    pub(crate) number: u32,
+    pub(crate) of: u32,
+}
+
+#[async_trait]
+impl ChainAdapter for FakeShard {
+    fn network(&self) -> &Network {
+        self.chain.network()
+    }
+    async fn head(&self) -> Result<Head, ChainError> {
+        self.chain.head().await
+    }
+    async fn next_head(&self, known: &Head, wait: Duration) -> Result<Head, ChainError> {
+        self.chain.next_head(known, wait).await
+    }
+    async fn fetch(&self, range: HeightRange, mode: FetchMode) -> Result<RawBatch, ChainError> {
+        let mut batch = self.chain.fetch(range, mode).await?;
+        for block in &mut batch.blocks {
+            block.records.retain(|record| record.index / 3 % self.of == self.number);
+            block.transactions.clear();
+        }
+        if batch.evidence.coverage == BlockCoverage::WithRecords {
+            batch.blocks.retain(|block| !block.records.is_empty());
+        }
+        batch.evidence.records =
+            batch.blocks.iter().map(|block| u64::try_from(block.records.len()).unwrap()).sum();
+        Ok(batch)
+    }
+    async fn link_at(&self, height: Height) -> Result<Option<BlockLink>, ChainError> {
+        self.chain.link_at(height).await
+    }
+    fn parse(&self, block: &RawBlock) -> ParsedBlock {
+        self.chain.parse(block)
+    }
+    async fn balances(&self, asks: &[BalanceAsk]) -> Result<Vec<Option<U256>>, ChainError> {
+        self.chain.balances(asks).await
+    }
+    fn requests(&self) -> u64 {
+        self.chain.requests()
     }
 }

@@ -6,6 +6,7 @@ mod crash;
 mod fake;
 mod history;
 mod reorg;
+mod shards;
 mod tip;
 mod verify;
 
@@ -14,12 +15,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::Value;
+use tidemark_model::chain::ChainAdapter;
 use tidemark_model::envelope::Draft;
 use tidemark_model::ids::{Height, HeightRange, NetworkId};
 use tidemark_model::redact::RedactedUrl;
 use tidemark_pipeline::ingest::verify::verify_completeness;
 use tidemark_pipeline::ingest::{Emit, IngestError, IngestOptions, IngestStatus, Ingester};
 use tidemark_store::blob::{BlobStore, ObjectBlobs};
+use tidemark_store::cursor::{self, Shard};
 use tidemark_store::partitions::PartitionSizes;
 use tidemark_store::raw::RawReader;
 use tidemark_store::{Conn, Db, DbOptions, StoreError, Tx};
@@ -27,7 +30,7 @@ use tidemark_testkit::pg::TestDb;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use fake::FakeChain;
+use fake::{FakeChain, FakeShard};
 
 const NETWORK: NetworkId = NetworkId(7);
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -54,6 +57,7 @@ struct World {
     db: Db,
     blobs: Arc<dyn BlobStore>,
     chain: Arc<FakeChain>,
+    shards: u32,
 }
 
 /// A running ingester.
@@ -87,7 +91,7 @@ impl World {
         let test = TestDb::new().await.expect("a database");
         let db_options = DbOptions { connections_max: 20, ..DbOptions::default() };
         let db = Db::open(&RedactedUrl::parse(&test.url).expect("a URL"), &db_options).expect("a pool");
-        let world = Self { db, blobs: Arc::new(ObjectBlobs::memory()), chain: Arc::new(chain) };
+        let world = Self { db, blobs: Arc::new(ObjectBlobs::memory()), chain: Arc::new(chain), shards: 1 };
         world
             .conn()
             .await
@@ -103,7 +107,22 @@ impl World {
     async fn conn(&self) -> Conn {
         self.db.conn().await.expect("connects")
     }
+    /// The same, read in several shards.
+    async fn sharded(chain: FakeChain, shards: u32) -> Self {
+        Self { shards, ..Self::new(chain).await }
+    }
     fn ingester(&self, options: IngestOptions) -> Ingester {
+        if self.shards > 1 {
+            let of = i32::try_from(self.shards).unwrap();
+            let parts = (0..self.shards).map(|number| {
+                let shard = Shard { number: i32::try_from(number).unwrap(), of };
+                let chain = Arc::clone(&self.chain);
+                let adapter: Arc<dyn ChainAdapter> = Arc::new(FakeShard { chain, number, of: self.shards });
+                (shard, adapter)
+            });
+            let (db, blobs) = (self.db.clone(), Arc::clone(&self.blobs));
+            return Ingester::sharded(parts.collect(), db, blobs, Arc::new(Recorder), options);
+        }
         let adapter: Arc<FakeChain> = Arc::clone(&self.chain);
         Ingester::new(adapter, self.db.clone(), Arc::clone(&self.blobs), Arc::new(Recorder), options)
     }
@@ -135,7 +154,10 @@ impl World {
         let conn = self.conn().await;
         let reader = RawReader::new(Arc::clone(&self.blobs));
         let stored = reader.read_range(&conn, NETWORK, range).await.expect("reads");
-        let truth: Vec<_> = self.chain.chain.lock().unwrap().blocks.clone();
+        let mut truth: Vec<_> = self.chain.chain.lock().unwrap().blocks.clone();
+        if self.shards > 1 {
+            truth.iter_mut().for_each(|block| block.transactions.clear());
+        }
         let mut rows = stored.iter().peekable();
         for block in &truth {
             match rows.next_if(|row| row.height == block.height) {
@@ -144,7 +166,7 @@ impl World {
             }
         }
         assert!(rows.next().is_none(), "there are more blocks than the chain has");
-        let report = verify_completeness(&conn, NETWORK, 0, range).await.expect("verifies");
+        let report = verify_completeness(&conn, NETWORK, range).await.expect("verifies");
         assert!(report.is_complete(), "{:#?}", report.problems);
         let wrong = "
             select (select count(*) from raw.blocks) - (select count(distinct id) from raw.block_lookup),
@@ -153,6 +175,17 @@ impl World {
         let row = conn.query_one("compare lookups", wrong, &[]).await.expect("compares");
         let wrong: (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
         assert_eq!(wrong, (0, 0, 0), "lookups differ from rows");
+    }
+    /// Do all cursors stand at the chain's end, on its branch?
+    async fn is_at_the_end(&self) -> bool {
+        let (next, truth) = (Height(self.height()), self.chain.chain.lock().unwrap().head().hash);
+        let cursors = cursor::of_network(&self.conn().await, NETWORK).await.expect("reads");
+        let all = cursors.len() == usize::try_from(self.shards).unwrap();
+        // History that ends in an empty block knows no hash.
+        let there = |cursor: &cursor::Cursor| {
+            cursor.next == next && cursor.last_hash.is_none_or(|hash| hash == truth)
+        };
+        all && cursors.iter().all(there)
     }
     async fn drafts(&self) -> Vec<(String, Value)> {
         let rows = self

@@ -13,7 +13,7 @@ async fn full() -> World {
 
 async fn problems(world: &World) -> Vec<Problem> {
     let conn = world.conn().await;
-    verify_completeness(&conn, NETWORK, 0, world.all()).await.expect("verifies").problems
+    verify_completeness(&conn, NETWORK, world.all()).await.expect("verifies").problems
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,10 +1,9 @@
-//! The ledger on a real Postgres: reorgs, idempotency, values at the edge, openings, random scripts.
+//! The ledger on a real Postgres: reorgs, idempotency, values at the edge, openings, segments. Random
+//! schedules are in `../simulation`.
 
 mod idempotency;
 mod openings;
-mod random;
 mod reorgs;
 mod segments;
-mod truth;
 mod values;
 mod world;

@@ -1,5 +1,6 @@
 //! Starting in the middle of a chain's history.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use alloy_primitives::U256;
@@ -8,19 +9,20 @@ use tidemark_model::chain::{
     BalanceAsk, BlockLink, ChainAdapter, ChainError, FetchMode, Head, Network, ParsedBlock, RawBatch,
     RawBlock,
 };
-use tidemark_model::ids::{Height, HeightRange};
+use tidemark_model::ids::{AssetId, Height, HeightRange};
 use tidemark_pipeline::workers::{BlockOutcome, Openings, openings, prepare};
 use tidemark_store::ownership::{AsOf, owners_at};
 
-use crate::random::owned;
-use crate::truth::{State, Truth};
 use crate::world::{Act, World, account_id, asset_id, block, cause, class, owners, single};
 
+/// Balances by asset and name.
+type State = BTreeMap<(AssetId, String), U256>;
+
 /// Knows the balances of one height.
-pub(crate) struct Oracle {
-    pub(crate) network: Network,
-    pub(crate) state: State,
-    pub(crate) pruned: bool,
+struct Oracle {
+    network: Network,
+    state: State,
+    pruned: bool,
 }
 
 #[async_trait]
@@ -84,39 +86,6 @@ async fn feed(world: &World, oracle: &Oracle, at: tidemark_model::chain::BlockRe
     let answers = prepare(&world.db, oracle, &world.network, &events, 1_000).await.expect("asks");
     let outcome = world.try_block(at, events, &answers).await.expect("processes");
     assert!(matches!(outcome, BlockOutcome::Done(_)), "{outcome:?}");
-}
-
-#[tokio::test]
-async fn starting_at_half_gives_the_same_balances_to_all_that_moved_since() {
-    for seed in 100..108 {
-        let mut truth = Truth::new(seed);
-        let mut again = Vec::new();
-        for _ in 0..40 {
-            truth.extend(&mut again);
-        }
-        let start = 20;
-        let world = World::starting_at(20).await;
-        let oracle = Oracle {
-            network: world.network.clone(),
-            state: truth.state_at(start - 1).clone(),
-            pruned: false,
-        };
-        let mut moved = std::collections::BTreeSet::new();
-        for block in &truth.chain[start..] {
-            feed(&world, &oracle, block.at, &block.acts.iter().collect::<Vec<_>>()).await;
-            for act in block.acts.iter().filter(|act| !act.qty.is_zero()) {
-                moved.extend(act.from.iter().chain(&act.to).map(|name| (act.asset(), name.clone())));
-            }
-            world.finalize(block.at.height.0.saturating_sub(3)).await;
-        }
-        let tip = truth.chain.len() - 1;
-        world.finalize(u64::try_from(tip).expect("small")).await;
-        let mut expected = truth.state_at(tip).clone();
-        expected.retain(|pair, _| moved.contains(pair));
-        assert_eq!(owned(&world).await, expected, "seed {seed}");
-        assert_eq!(world.count("select count(*) from ledger.quarantine").await, 0, "seed {seed}");
-        world.holds().await;
-    }
 }
 
 #[tokio::test]

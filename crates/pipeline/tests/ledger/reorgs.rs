@@ -157,8 +157,12 @@ async fn an_event_of_an_orphaned_block_that_comes_late_is_stored_reverted() {
     start(&world, &[&mint], 1).await;
     world.reorg(&[block(2, 0)], &[block(2, 1)]).await;
     world.done(block(2, 1), &[&kept]).await;
-    let outcome = world.block(block(2, 0), &[&late, &kept]).await;
-    assert_eq!(outcome, BlockOutcome::Done(Vec::new()), "nothing to tell anybody");
+    let BlockOutcome::Done(drafts) = world.block(block(2, 0), &[&late, &kept]).await else { panic!("done") };
+    // It is in the log, so it is told: as reverted, once, and the one that stands elsewhere is not.
+    let told: Vec<_> =
+        drafts.iter().map(|draft| (draft.subject.to_string(), draft.payload["event_id"].clone())).collect();
+    assert_eq!(told, [("ledger.event.reverted.v1".to_owned(), late.id().to_string().into())]);
+    assert_eq!(world.block(block(2, 0), &[&late, &kept]).await, BlockOutcome::Done(Vec::new()));
     assert_eq!(world.key(late.id()).await.2, "reverted");
     let (_, hash, status, _) = world.key(kept.id()).await;
     assert_eq!((hash, status.as_str()), (block(2, 1).hash.0.to_vec(), "pending"));

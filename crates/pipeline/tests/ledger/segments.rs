@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use rand::Rng as _;
 use tidemark_model::U256;
 use tidemark_model::chain::{
     BalanceAsk, BlockLink, ChainAdapter, ChainError, FetchMode, Head, Network, ParsedBlock, RawBatch,
@@ -12,11 +11,10 @@ use tidemark_model::chain::{
 };
 use tidemark_model::ids::{BlockHash, Height, HeightRange};
 use tidemark_pipeline::history::{HistoryError, apply_blocks};
+use tidemark_pipeline::workers::Openings;
 use tidemark_store::bulk;
 
-use crate::random::owned;
-use crate::truth::Truth;
-use crate::world::{NETWORK, World, block, class, owners, single};
+use crate::world::{NETWORK, World, account_id, block, class, owners, single};
 
 /// A chain that knows no old balances.
 struct Silent(Network);
@@ -92,49 +90,6 @@ fn fenced(outcome: Result<u64, HistoryError>) -> bool {
     outcome.is_err_and(|error| error.to_string().contains("moved by another worker"))
 }
 
-fn events_of(truth: &Truth, first: usize, last: usize) -> Vec<RawEvent> {
-    let blocks = &truth.chain[first..=last];
-    blocks.iter().flat_map(|block| block.acts.iter().map(|act| act.at(block.at))).collect()
-}
-
-#[tokio::test]
-async fn a_segment_equals_its_blocks_one_by_one() {
-    for seed in 200..206 {
-        let mut truth = Truth::new(seed);
-        let mut again = Vec::new();
-        for _ in 0..50 {
-            truth.extend(&mut again);
-        }
-        let live = World::new().await;
-        let bulk = World::new().await;
-        for block in &truth.chain {
-            live.done(block.at, &block.acts.iter().collect::<Vec<_>>()).await;
-        }
-        live.finalize(50).await;
-        let mut next = 0;
-        while next < 40 {
-            let last = (next + truth.random.random_range(0..15)).min(39);
-            let events = events_of(&truth, next, last);
-            let (first, last_height) =
-                (u64::try_from(next).expect("small"), u64::try_from(last).expect("small"));
-            bulk.segment(first, last_height, &events).await.expect("applies");
-            assert!(fenced(bulk.segment(first, last_height, &events).await), "a second time is refused");
-            next = last + 1;
-        }
-        // The rest live, on top of the bulk.
-        for block in &truth.chain[40..] {
-            bulk.done(block.at, &block.acts.iter().collect::<Vec<_>>()).await;
-        }
-        bulk.finalize(50).await;
-        assert_eq!(&owned(&bulk).await, truth.state_at(50), "seed {seed}");
-        assert_eq!(bulk.digest().await, live.digest().await, "seed {seed}");
-        let rows = "select count(*) from ledger.ownership_history";
-        assert_eq!(bulk.count(rows).await, live.count(rows).await, "seed {seed}");
-        bulk.holds().await;
-        live.holds().await;
-    }
-}
-
 #[tokio::test]
 async fn two_segments_at_once_are_one() {
     let world = World::new().await;
@@ -180,5 +135,106 @@ async fn openings_and_refusals_are_the_same_in_bulk() {
     assert_eq!(world.count(quarantined).await, 1);
     assert_eq!(world.finalized(moved.asset()).await, owners(&[("b", 1)]));
     assert_eq!(world.finalized(spent.asset()).await, owners(&[("y", 4)]));
+    world.holds().await;
+}
+
+/// What the catalog says of every asset.
+const FLAGS: &str = "
+    select string_agg(format('%s %s: supply %s, burned %s, %s', standard_id, token_id_raw, supply, is_burned, history),
+                      e'\n' order by standard_id, token_id_raw) from catalog.assets";
+
+#[tokio::test]
+async fn bulk_and_live_agree_on_supply_burned_and_history() {
+    for start in [0, 100] {
+        let mut acts = vec![
+            // Made and burned in one batch; made; made, burned and made again; made of nothing.
+            single(1, 1, None, Some("a")),
+            single(2, 1, Some("a"), None),
+            single(3, 2, None, Some("a")),
+            single(4, 3, None, Some("a")),
+            single(5, 3, Some("a"), None),
+            single(6, 3, None, Some("b")),
+            class(7, 1, None, Some("a"), 5),
+            class(8, 1, Some("a"), None, 5),
+            class(9, 2, None, Some("a"), 5),
+            class(10, 2, Some("a"), None, 4),
+            class(11, 3, None, Some("a"), 0),
+            class(12, 4, Some("a"), Some("b"), 0),
+        ];
+        if start > 0 {
+            // Older than our first block: moved on, burned, and a class of which others may hold more.
+            acts.extend([
+                single(13, 4, Some("a"), Some("b")),
+                single(14, 5, Some("a"), None),
+                class(15, 5, Some("a"), None, 3),
+                class(16, 6, Some("a"), Some("b"), 3),
+            ]);
+        }
+        let acts: Vec<_> = (0..).zip(acts).map(|(index, act)| act.index(index)).collect();
+        let at = block(start, 0);
+        let (live, in_bulk) = (World::starting_at(start).await, World::starting_at(start).await);
+        live.done(at, &acts.iter().collect::<Vec<_>>()).await;
+        live.finalize(start).await;
+        let events: Vec<RawEvent> = acts.iter().map(|act| act.at(at)).collect();
+        in_bulk.segment(start, start, &events).await.expect("applies");
+        let flags = live.text(FLAGS).await;
+        assert_eq!(in_bulk.text(FLAGS).await, flags);
+        assert!(flags.contains("erc721 1: supply 0, burned t, complete"), "{flags}");
+        assert!(flags.contains("erc721 3: supply 1, burned f, complete"), "{flags}");
+        let (burned, known) = if start == 0 { ("t", "complete") } else { ("f", "partial") };
+        assert!(flags.contains(&format!("erc1155 1: supply 0, burned {burned}, {known}")), "{flags}");
+        assert!(flags.contains(&format!("erc1155 3: supply 0, burned f, {known}")), "{flags}");
+        if start > 0 {
+            assert!(flags.contains("erc721 5: supply 0, burned t, partial"), "{flags}");
+            assert!(flags.contains("erc1155 5: supply 0, burned f, partial"), "{flags}");
+        }
+        assert_eq!(live.digest().await, in_bulk.digest().await);
+        live.holds().await;
+        in_bulk.holds().await;
+    }
+}
+
+#[tokio::test]
+async fn an_opening_that_went_with_its_block_is_written_again_by_history() {
+    let world = World::starting_at(100).await;
+    let moved = class(1, 5, Some("a"), Some("b"), 3);
+    let answers = Openings([((moved.asset(), account_id("a")), Some(U256::from(10)))].into());
+    world.done(block(100, 0), &[]).await;
+    world.try_block(block(101, 0), vec![moved.at(block(101, 0))], &answers).await.expect("processes");
+    world.reorg(&[block(101, 0)], &[block(101, 1)]).await;
+    world.finalize(100).await;
+    world.segment(101, 110, &[moved.at(block(105, 1))]).await.expect("applies");
+    assert_eq!(world.finalized(moved.asset()).await, owners(&[("a", 7), ("b", 3)]));
+    world.holds().await;
+}
+
+#[tokio::test]
+async fn what_is_missing_again_is_implied_again_in_the_next_segment() {
+    let world = World::starting_at(100).await;
+    for (number, qty) in [(0, 3), (1, 4), (2, 5)] {
+        let at = block(100 + number, 0);
+        let spent = class(number, 5, Some("a"), Some("b"), qty);
+        world.segment(at.height.0, at.height.0, &[spent.at(at)]).await.expect("applies");
+    }
+    let asset = class(0, 5, None, None, 0).asset();
+    assert_eq!(world.finalized(asset).await, owners(&[("b", 12)]));
+    let opening = "select state || ' ' || qty || ' ' || parts from ledger.openings where qty > 0";
+    assert_eq!(world.text(opening).await, "implied 12 3");
+    world.holds().await;
+}
+
+#[tokio::test]
+async fn a_rewind_below_its_making_leaves_a_token_unmade_and_not_burned() {
+    let world = World::new().await;
+    let (mint, burn) = (single(1, 5, None, Some("a")), single(2, 5, Some("a"), None));
+    world.segment(0, 2, &[mint.at(block(1, 0)), burn.at(block(2, 0))]).await.expect("applies");
+    let burned = "select is_burned::text from catalog.assets";
+    assert_eq!(world.text(burned).await, "true");
+    world.rewind(1).await;
+    assert_eq!(world.text(burned).await, "false");
+    world.rewind(0).await;
+    assert_eq!(world.text(burned).await, "false");
+    world.finalize(2).await;
+    assert_eq!(world.text(burned).await, "true");
     world.holds().await;
 }

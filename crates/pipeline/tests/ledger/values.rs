@@ -3,7 +3,8 @@
 use alloy_primitives::U256;
 use tidemark_model::chain::{BlockRef, ParsedBlock, Quarantined};
 use tidemark_model::ids::{Height, TxId};
-use tidemark_pipeline::workers::{BlockInput, Openings, process_block};
+use tidemark_pipeline::workers::{BlockInput, Openings, check_one, process_block};
+use tidemark_store::checks::Slice;
 use tidemark_store::ownership::{AsOf, holdings_at, owners_at};
 use tidemark_store::{applied, digest};
 
@@ -284,4 +285,29 @@ async fn the_cost_of_a_movement_does_not_grow_with_the_history_of_its_asset() {
     let (young, old) = (rows_read_after(100).await, rows_read_after(10_000).await);
     assert!(young > 0);
     assert!(old <= young + 100, "{young} rows read after 100 transfers, {old} after 10 000");
+}
+
+#[tokio::test]
+async fn slices_find_what_the_whole_finds_and_keep_it_once() {
+    let world = World::new().await;
+    let mints: Vec<Act> = (0..40).map(|token| class(token, token, None, Some("a"), 10)).collect();
+    world.done(block(0, 0), &mints.iter().collect::<Vec<_>>()).await;
+    world.finalize(0).await;
+    let victim = mints[7].asset();
+    let broken = format!("update ledger.ownership_current set qty = 11 where asset_id = '{victim}'");
+    world.execute(&broken).await;
+    let slice = victim.0.as_bytes()[0];
+    for _twice in 0..2 {
+        let found = check_one(&world.db, &world.network, Slice::One(slice)).await.expect("checks");
+        let found: Vec<String> =
+            found.into_iter().map(|one| format!("{}: {}", one.check, one.detail)).collect();
+        assert_eq!(found, world.violations().await);
+        assert_eq!(found.len(), 4, "{found:?}");
+    }
+    let other = Slice::One(slice.wrapping_add(1));
+    assert_eq!(check_one(&world.db, &world.network, other).await.expect("checks"), []);
+    let kept = "select count(*) from ledger.quarantine where consumer = 'verify'";
+    assert_eq!(world.count(kept).await, 4);
+    let named = format!("{kept} and asset_id = '{victim}'");
+    assert_eq!(world.count(&named).await, 3, "all but the digest name their asset");
 }

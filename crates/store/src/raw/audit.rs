@@ -4,6 +4,7 @@
 use tidemark_model::chain::{BlockCoverage, BlockRef};
 use tidemark_model::ids::{BlockHash, Height, HeightRange, NetworkId};
 
+use crate::cursor::Shard;
 use crate::db::{Conn, StoreError, Tx};
 
 /// An accepted range.
@@ -34,36 +35,38 @@ pub async fn tiles(
 ) -> Result<Vec<Tile>, StoreError> {
     let (from, to) = (range.from().as_i64(), range.to().as_i64());
     let rows = conn.query("read evidence", TILES, &[&network.0, &shard, &from, &to, &limit]).await?;
-    Ok(rows
-        .iter()
-        .map(|row| Tile {
-            range: HeightRange::new(Height::from_i64(row.get(0)), Height::from_i64(row.get(1)))
-                .expect("the table checks from_height < to_height"),
-            records: u64::try_from(row.get::<_, i64>(2)).unwrap_or(0),
-            coverage: match row.get(3) {
-                "all" => BlockCoverage::All,
-                _ => BlockCoverage::WithRecords,
-            },
-            provider: row.get(4),
-        })
-        .collect())
+    Ok(rows.iter().map(tile_of).collect())
+}
+
+fn tile_of(row: &tokio_postgres::Row) -> Tile {
+    Tile {
+        range: HeightRange::new(Height::from_i64(row.get(0)), Height::from_i64(row.get(1)))
+            .expect("the table checks from_height < to_height"),
+        records: u64::try_from(row.get::<_, i64>(2)).unwrap_or(0),
+        coverage: match row.get(3) {
+            "all" => BlockCoverage::All,
+            _ => BlockCoverage::WithRecords,
+        },
+        provider: row.get(4),
+    }
 }
 
 /// A tile against the rows inside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TileCount {
     /// The tile.
-    pub tile: HeightRange,
+    pub tile: Tile,
     /// Blocks stored.
     pub blocks: u64,
-    /// What the blocks say they hold.
+    /// What the blocks say they hold, or what the shard counted of them.
     pub promised: u64,
     /// Events stored.
     pub events: u64,
 }
 
+// In one statement: the ingester merges tiles meanwhile.
 const TILE_COUNTS: &str = "
-    select e.from_height, e.to_height, b.blocks, b.promised, v.events
+    select e.from_height, e.to_height, e.records, e.coverage, e.provider, b.blocks, b.promised, v.events
       from raw.range_evidence e
       cross join lateral (select count(*) as blocks, coalesce(sum(event_count), 0)::bigint as promised
                             from raw.blocks
@@ -71,24 +74,42 @@ const TILE_COUNTS: &str = "
       cross join lateral (select count(*) as events from raw.events
                            where network_id = $1 and block_height >= e.from_height
                              and block_height < e.to_height) v
-     where e.network_id = $1 and e.shard = $2 and e.from_height >= $3 and e.from_height < $4
-     order by e.from_height";
+     where e.network_id = $1 and e.shard = $2 and e.to_height > $3 and e.from_height < $4
+     order by e.from_height limit $5";
 
-/// Counts of blocks and events inside every tile that begins in `range`.
+// Events do not say which shard they came from: its counts do, and SHARD_SUMS compares those with the blocks.
+const SHARD_TILE_COUNTS: &str = "
+    select e.from_height, e.to_height, e.records, e.coverage, e.provider, b.blocks, s.promised, s.promised
+      from raw.range_evidence e
+      cross join lateral (select count(*) as blocks from raw.blocks
+                           where network_id = $1 and height >= e.from_height and height < e.to_height) b
+      cross join lateral (select coalesce(sum(event_count), 0)::bigint as promised from raw.shard_blocks
+                           where network_id = $1 and shard = $2 and height >= e.from_height
+                             and height < e.to_height) s
+     where e.network_id = $1 and e.shard = $2 and e.to_height > $3 and e.from_height < $4
+     order by e.from_height limit $5";
+
+/// Accepted ranges that touch `range` with the counts of blocks and events inside each, in order, at most
+/// `limit`; of one shard's events, where there are several.
 pub async fn tile_counts(
     conn: &Conn,
     network: NetworkId,
-    shard: i32,
+    shard: Shard,
     range: HeightRange,
+    limit: i64,
 ) -> Result<Vec<TileCount>, StoreError> {
     let (from, to) = (range.from().as_i64(), range.to().as_i64());
-    let rows = conn.query("count inside evidence", TILE_COUNTS, &[&network.0, &shard, &from, &to]).await?;
+    let sql = if shard.is_only() { TILE_COUNTS } else { SHARD_TILE_COUNTS };
+    let rows =
+        conn.query("count inside evidence", sql, &[&network.0, &shard.number, &from, &to, &limit]).await?;
     let count = |row: &tokio_postgres::Row, at| u64::try_from(row.get::<_, i64>(at)).unwrap_or(0);
     Ok(rows
         .iter()
-        .filter_map(|row| {
-            let tile = HeightRange::new(Height::from_i64(row.get(0)), Height::from_i64(row.get(1)))?;
-            Some(TileCount { tile, blocks: count(row, 2), promised: count(row, 3), events: count(row, 4) })
+        .map(|row| TileCount {
+            tile: tile_of(row),
+            blocks: count(row, 5),
+            promised: count(row, 6),
+            events: count(row, 7),
         })
         .collect())
 }
@@ -167,6 +188,39 @@ pub async fn wrong_blocks(
             events: count(row, 2),
             strangers: count(row, 3),
             repeated: count(row, 4),
+        })
+        .collect())
+}
+
+const SHARD_SUMS: &str = "
+    select height, b.event_count, coalesce(s.events, 0)
+      from (select height, event_count from raw.blocks
+             where network_id = $1 and height >= $2 and height < $3) b
+      full join (select height, sum(event_count) as events from raw.shard_blocks
+                  where network_id = $1 and height >= $2 and height < $3 group by height) s using (height)
+     where coalesce(b.event_count, 0) <> coalesce(s.events, 0)
+     order by height limit $4";
+
+/// Heights where the counts of the shards do not give the block's: promised is the block's word, events
+/// theirs.
+pub async fn wrong_sums(
+    conn: &Conn,
+    network: NetworkId,
+    range: HeightRange,
+    limit: i64,
+) -> Result<Vec<BlockCount>, StoreError> {
+    let (from, to) = (range.from().as_i64(), range.to().as_i64());
+    let rows =
+        conn.query("compare shards with blocks", SHARD_SUMS, &[&network.0, &from, &to, &limit]).await?;
+    let count = |value: i64| u64::try_from(value).unwrap_or(0);
+    Ok(rows
+        .iter()
+        .map(|row| BlockCount {
+            height: Height::from_i64(row.get(0)),
+            promised: row.get::<_, Option<i32>>(1).map(|promised| count(i64::from(promised))),
+            events: count(row.get(2)),
+            strangers: 0,
+            repeated: 0,
         })
         .collect())
 }

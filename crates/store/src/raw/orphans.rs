@@ -12,6 +12,7 @@ use super::RawError;
 use super::read::record_body;
 use super::write::{cut_evidence, drop_lookups};
 use crate::blob::{BlobRef, BlobStore};
+use crate::cursor::Shard;
 use crate::db::{Conn, StoreError, Tx};
 
 const KEEP: &str = "
@@ -35,12 +36,12 @@ const DROP_TRANSACTIONS: &str =
     "delete from raw.transactions where network_id = $1 and block_height >= $2 and block_height < $3";
 const DROP_BLOCKS: &str = "delete from raw.blocks where network_id = $1 and height >= $2 and height < $3";
 
-/// Takes every block of `range` out of raw.* with its lookups and evidence, keeps it aside, and names it in
-/// order of height.
+/// Takes every block of `range` out of raw.* with its lookups and the evidence of all `shards`, keeps it
+/// aside, and names it in order of height.
 pub async fn take_out(
     tx: &Tx<'_>,
     network: NetworkId,
-    shard: i32,
+    shards: &[Shard],
     range: HeightRange,
 ) -> Result<Vec<BlockRef>, StoreError> {
     let (from, to) = (range.from().as_i64(), range.to().as_i64());
@@ -49,7 +50,9 @@ pub async fn take_out(
     tx.execute("take events out", DROP_EVENTS, &[&network.0, &from, &to]).await?;
     tx.execute("take transactions out", DROP_TRANSACTIONS, &[&network.0, &from, &to]).await?;
     tx.execute("take blocks out", DROP_BLOCKS, &[&network.0, &from, &to]).await?;
-    cut_evidence(tx, network, shard, range).await?;
+    for shard in shards {
+        cut_evidence(tx, network, *shard, range).await?;
+    }
     let mut orphans: Vec<BlockRef> = rows
         .iter()
         .filter_map(|row| {

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use serde_json::Value;
-use tidemark_model::chain::{BlockCoverage, RawBatch, RawBlock, RawRecord, RawTransaction};
-use tidemark_model::ids::{HeightRange, NetworkId, TxId};
+use tidemark_model::chain::{BlockCoverage, RangeEvidence, RawBatch, RawBlock, RawRecord, RawTransaction};
+use tidemark_model::ids::{Height, HeightRange, NetworkId, TxId};
 
 use super::RawError;
 use crate::blob::{BlobRef, BlobStore};
 use crate::copy::CopyBuffer;
+use crate::cursor::Shard;
 use crate::db::{StoreError, Tx};
 
 /// Larger bodies leave their row (S1 §6.3).
@@ -109,13 +110,43 @@ impl RawWriter {
         shard: i32,
         prepared: &Prepared,
     ) -> Result<u64, StoreError> {
-        let rows = Rows::encode(network, prepared);
-        tx.copy_in("copy blocks", COPY_BLOCKS, rows.blocks).await?;
-        tx.copy_in("copy transactions", COPY_TRANSACTIONS, rows.transactions).await?;
-        let events = tx.copy_in("copy events", COPY_EVENTS, rows.events).await?;
-        tx.copy_in("copy transaction lookups", COPY_TX_LOOKUP, rows.tx_lookup).await?;
-        tx.copy_in("copy block lookups", COPY_BLOCK_LOOKUP, rows.block_lookup).await?;
-        insert_evidence(tx, network, shard, prepared.batch()).await?;
+        let events = Rows::encode(network, prepared, &Known::default()).copy_all(tx).await?;
+        insert_evidence(tx, network, shard, prepared.batch().covered, &prepared.batch().evidence).await?;
+        Ok(events)
+    }
+
+    /// The fast path for whole blocks that several shards read together: every share leaves its evidence.
+    pub async fn copy_shares(
+        &self,
+        tx: &Tx<'_>,
+        network: NetworkId,
+        prepared: &Prepared,
+        shares: &[Share],
+    ) -> Result<u64, StoreError> {
+        let events = Rows::encode(network, prepared, &Known::default()).copy_all(tx).await?;
+        for share in shares {
+            insert_counts(tx, network, share.shard, &share.counts).await?;
+            insert_evidence(tx, network, share.shard, prepared.batch().covered, &share.evidence).await?;
+        }
+        Ok(events)
+    }
+
+    /// One shard's share of blocks that other shards may have stored already: events straight, behind the
+    /// shard's own fence; blocks and lookups once, whoever comes first.
+    pub async fn merge(
+        &self,
+        tx: &Tx<'_>,
+        network: NetworkId,
+        shard: i32,
+        prepared: &Prepared,
+    ) -> Result<u64, StoreError> {
+        let batch = prepared.batch();
+        let known = merge_blocks(tx, network, prepared).await?;
+        let mut rows = Rows::encode(network, prepared, &known);
+        rows.blocks = CopyBuffer::new(10); // They are there by now.
+        let events = rows.copy_all(tx).await?;
+        insert_counts(tx, network, shard, &counts(&batch.blocks)).await?;
+        insert_evidence(tx, network, shard, batch.covered, &batch.evidence).await?;
         Ok(events)
     }
 
@@ -127,7 +158,7 @@ impl RawWriter {
         shard: i32,
         prepared: &Prepared,
     ) -> Result<u64, StoreError> {
-        let rows = Rows::encode(network, prepared);
+        let rows = Rows::encode(network, prepared, &Known::default());
         let batch = prepared.batch();
         let (from, to) = (batch.covered.from().as_i64(), batch.covered.to().as_i64());
         drop_lookups(tx, network, batch.covered, &batch.blocks).await?;
@@ -143,8 +174,8 @@ impl RawWriter {
         let events = tx.execute("heal events", HEAL_EVENTS, &[]).await?;
         tx.copy_in("copy transaction lookups", COPY_TX_LOOKUP, rows.tx_lookup).await?;
         tx.copy_in("copy block lookups", COPY_BLOCK_LOOKUP, rows.block_lookup).await?;
-        cut_evidence(tx, network, shard, batch.covered).await?;
-        insert_evidence(tx, network, shard, batch).await?;
+        cut_evidence(tx, network, Shard { number: shard, of: 1 }, batch.covered).await?;
+        insert_evidence(tx, network, shard, batch.covered, &batch.evidence).await?;
         Ok(events)
     }
 }
@@ -243,8 +274,23 @@ struct Rows {
     block_lookup: CopyBuffer,
 }
 
+/// What other shards have stored of the blocks of a batch: their heights, and the transactions there.
+#[derive(Default)]
+struct Known {
+    blocks: HashMap<i64, Vec<TxId>>,
+}
+
 impl Rows {
-    fn encode(network: NetworkId, prepared: &Prepared) -> Self {
+    async fn copy_all(self, tx: &Tx<'_>) -> Result<u64, StoreError> {
+        tx.copy_in("copy blocks", COPY_BLOCKS, self.blocks).await?;
+        tx.copy_in("copy transactions", COPY_TRANSACTIONS, self.transactions).await?;
+        let events = tx.copy_in("copy events", COPY_EVENTS, self.events).await?;
+        tx.copy_in("copy transaction lookups", COPY_TX_LOOKUP, self.tx_lookup).await?;
+        tx.copy_in("copy block lookups", COPY_BLOCK_LOOKUP, self.block_lookup).await?;
+        Ok(events)
+    }
+
+    fn encode(network: NetworkId, prepared: &Prepared, known: &Known) -> Self {
         let mut rows = Self {
             blocks: CopyBuffer::new(10),
             transactions: CopyBuffer::new(11),
@@ -256,6 +302,11 @@ impl Rows {
         for block in &prepared.batch.blocks {
             rows.block(network, block, prepared);
             seen.clear();
+            let height = block.height.as_i64();
+            match known.blocks.get(&height) {
+                None => rows.block_lookup(network, block),
+                Some(transactions) => seen.extend(transactions.iter().copied()),
+            }
             for transaction in &block.transactions {
                 rows.transaction(network, block, transaction, prepared);
                 if seen.insert(transaction.id) {
@@ -288,6 +339,9 @@ impl Rows {
             .opt(block.tx_count, |row, count| row.i32(clamp(count)))
             .i32(events);
         body(&mut self.blocks, block.payload.as_ref(), blob);
+    }
+
+    fn block_lookup(&mut self, network: NetworkId, block: &RawBlock) {
         self.block_lookup
             .row()
             .i32(network.0)
@@ -373,6 +427,98 @@ fn tx_ids(blocks: &[RawBlock]) -> Vec<Vec<u8>> {
     ids.into_iter().map(|id| id.as_bytes().to_vec()).collect()
 }
 
+/// What one shard gave to blocks that all of them read together.
+#[derive(Debug, Clone)]
+pub struct Share {
+    /// Its number.
+    pub shard: i32,
+    /// Why its part may be believed.
+    pub evidence: RangeEvidence,
+    /// Heights where it has records, and how many.
+    pub counts: Vec<(Height, u32)>,
+}
+
+/// Heights with records, and how many.
+pub fn counts(blocks: &[RawBlock]) -> Vec<(Height, u32)> {
+    let count = |block: &RawBlock| u32::try_from(block.records.len()).expect("a block has fewer than 2^31");
+    blocks
+        .iter()
+        .filter(|block| !block.records.is_empty())
+        .map(|block| (block.height, count(block)))
+        .collect()
+}
+
+const INSERT_COUNTS: &str = "
+    insert into raw.shard_blocks (network_id, shard, height, event_count)
+    select $1, $2, c.height, c.events from unnest($3::bigint[], $4::int[]) as c (height, events)";
+
+async fn insert_counts(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    shard: i32,
+    counts: &[(Height, u32)],
+) -> Result<(), StoreError> {
+    let (heights, events): (Vec<i64>, Vec<i32>) =
+        counts.iter().map(|(height, events)| (height.as_i64(), clamp(*events))).unzip();
+    tx.execute("count a shard's events", INSERT_COUNTS, &[&network.0, &shard, &heights, &events]).await?;
+    Ok(())
+}
+
+// In order of height, so that two shards never wait for each other in a circle. Whoever finds a row there adds
+// to it, once the one who wrote it has committed.
+const MERGE_NEW: &str = "
+    insert into raw.blocks (network_id, height, hash, parent_hash, block_time, tx_count, event_count, payload,
+                            payload_hash, payload_ref)
+    select network_id, height, hash, parent_hash, block_time, tx_count, event_count, payload, payload_hash,
+           payload_ref from heal_blocks order by height
+    on conflict (network_id, height) do nothing
+    returning height";
+const MERGE_LOCK: &str = "
+    select height from raw.blocks where network_id = $1 and height = any($2) order by height for update";
+const MERGE_OLD: &str = "
+    update raw.blocks b set event_count = b.event_count + h.event_count
+      from heal_blocks h
+     where b.network_id = $1 and b.height = any($2) and h.height = b.height and h.hash = b.hash";
+const MERGE_TXS: &str = "
+    select distinct block_height, tx_id from raw.events where network_id = $1 and block_height = any($2)";
+
+/// Makes sure that the blocks of a batch are there; names those that others had stored before.
+async fn merge_blocks(tx: &Tx<'_>, network: NetworkId, prepared: &Prepared) -> Result<Known, StoreError> {
+    let batch = prepared.batch();
+    let mut known = Known::default();
+    if batch.blocks.is_empty() {
+        return Ok(known);
+    }
+    let rows = Rows::encode(network, prepared, &Known::default());
+    tx.batch("prepare to merge", HEAL_TABLES).await?;
+    tx.copy_in("stage blocks", STAGE_BLOCKS, rows.blocks).await?;
+    let new: HashSet<i64> =
+        tx.query("merge new blocks", MERGE_NEW, &[]).await?.iter().map(|row| row.get(0)).collect();
+    let heights = batch.blocks.iter().map(|block| block.height.as_i64());
+    let old: Vec<i64> = heights.filter(|height| !new.contains(height)).collect();
+    if old.is_empty() {
+        return Ok(known);
+    }
+    tx.query("lock blocks of other shards", MERGE_LOCK, &[&network.0, &old]).await?;
+    let merged = tx.execute("merge blocks of other shards", MERGE_OLD, &[&network.0, &old]).await?;
+    if usize::try_from(merged) != Ok(old.len()) {
+        return Err(StoreError::Corrupt {
+            what: format!("raw.blocks of network {network} within {}", batch.covered),
+            found: "another block than this shard read at the same final height".to_owned(),
+            hint: "a node is on another chain: compare the block hashes of the endpoints",
+        });
+    }
+    known.blocks.extend(old.iter().map(|height| (*height, Vec::new())));
+    for row in tx.query("read transactions of other shards", MERGE_TXS, &[&network.0, &old]).await? {
+        if let (Some(ids), Some(id)) =
+            (known.blocks.get_mut(&row.get::<_, i64>(0)), TxId::from_slice(row.get::<_, &[u8]>(1)))
+        {
+            ids.push(id);
+        }
+    }
+    Ok(known)
+}
+
 const INSERT_EVIDENCE: &str = "
     insert into raw.range_evidence (network_id, shard, from_height, to_height, provider, head_seen, records,
                                     foreign_records, requests, checks, coverage)
@@ -382,9 +528,9 @@ async fn insert_evidence(
     tx: &Tx<'_>,
     network: NetworkId,
     shard: i32,
-    batch: &RawBatch,
+    covered: HeightRange,
+    evidence: &RangeEvidence,
 ) -> Result<(), StoreError> {
-    let evidence = &batch.evidence;
     let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     let coverage = match evidence.coverage {
         BlockCoverage::All => "all",
@@ -396,8 +542,8 @@ async fn insert_evidence(
         &[
             &network.0,
             &shard,
-            &batch.covered.from().as_i64(),
-            &batch.covered.to().as_i64(),
+            &covered.from().as_i64(),
+            &covered.to().as_i64(),
             &evidence.provider,
             &evidence.head_seen.as_i64(),
             &signed(evidence.records),
@@ -412,13 +558,16 @@ async fn insert_evidence(
 }
 
 // A row that begins below the range and reaches into it is split: the part before keeps its row, the part
-// behind gets its own. Record counts of the parts come from raw.blocks.
+// behind gets its own. Record counts of the parts come from raw.blocks, or from the shard's own counts.
 const EVIDENCE_TAILS: &str = "
     insert into raw.range_evidence (network_id, shard, from_height, to_height, provider, head_seen, records,
                                     foreign_records, requests, checks, coverage, accepted_at)
     select e.network_id, e.shard, $4, e.to_height, e.provider, e.head_seen,
-           coalesce((select sum(b.event_count)::bigint from raw.blocks b where b.network_id = $1
-                        and b.height >= $4 and b.height < e.to_height), 0),
+           case when $5 then coalesce((select sum(b.event_count)::bigint from raw.blocks b
+                                        where b.network_id = $1 and b.height >= $4 and b.height < e.to_height), 0)
+                else coalesce((select sum(b.event_count)::bigint from raw.shard_blocks b
+                                where b.network_id = $1 and b.shard = $2 and b.height >= $4
+                                  and b.height < e.to_height), 0) end,
            0, 0, e.checks, e.coverage, e.accepted_at
       from raw.range_evidence e
      where e.network_id = $1 and e.shard = $2 and e.from_height < $4 and e.to_height > $4
@@ -426,26 +575,113 @@ const EVIDENCE_TAILS: &str = "
 const EVIDENCE_HEADS: &str = "
     update raw.range_evidence e
        set to_height = $3,
-           records = coalesce((select sum(b.event_count)::bigint from raw.blocks b where b.network_id = $1
-                                  and b.height >= e.from_height and b.height < $3), 0)
+           records = case when $4
+               then coalesce((select sum(b.event_count)::bigint from raw.blocks b where b.network_id = $1
+                                 and b.height >= e.from_height and b.height < $3), 0)
+               else coalesce((select sum(b.event_count)::bigint from raw.shard_blocks b where b.network_id = $1
+                                 and b.shard = $2 and b.height >= e.from_height and b.height < $3), 0) end
      where e.network_id = $1 and e.shard = $2 and e.from_height < $3 and e.to_height > $3";
 const EVIDENCE_INSIDE: &str = "
     delete from raw.range_evidence
      where network_id = $1 and shard = $2 and from_height >= $3 and from_height < $4";
 
-/// Takes `range` out of the tiling.
+const DROP_COUNTS: &str = "
+    delete from raw.shard_blocks where network_id = $1 and shard = $2 and height >= $3 and height < $4";
+
+/// Takes `range` out of a shard's tiling.
 pub(super) async fn cut_evidence(
     tx: &Tx<'_>,
     network: NetworkId,
-    shard: i32,
+    shard: Shard,
     range: HeightRange,
 ) -> Result<(), StoreError> {
     let (from, to) = (range.from().as_i64(), range.to().as_i64());
+    let (is_only, shard) = (shard.is_only(), shard.number);
+    if !is_only {
+        tx.execute("drop a shard's counts", DROP_COUNTS, &[&network.0, &shard, &from, &to]).await?;
+    }
     // The tail's own start lies outside the range, so the delete below does not meet it.
-    tx.execute("split evidence behind", EVIDENCE_TAILS, &[&network.0, &shard, &from, &to]).await?;
-    tx.execute("split evidence before", EVIDENCE_HEADS, &[&network.0, &shard, &from]).await?;
+    tx.execute("split evidence behind", EVIDENCE_TAILS, &[&network.0, &shard, &from, &to, &is_only]).await?;
+    tx.execute("split evidence before", EVIDENCE_HEADS, &[&network.0, &shard, &from, &is_only]).await?;
     tx.execute("drop evidence", EVIDENCE_INSIDE, &[&network.0, &shard, &from, &to]).await?;
     Ok(())
+}
+
+/// Heights that one merged row covers at most.
+const TILE_BLOCKS: i64 = 10_000;
+/// Rows worth merging: fewer would rewrite the same row again and again.
+const TILES_MIN: i64 = 64;
+
+// Rows of one aligned stretch that touch each other and are alike become one: it says what all of them say.
+const COMPACT: &str = "
+    with small as (
+        select from_height, to_height, from_height / $4 as stretch, coverage, provider, head_seen, records,
+               foreign_records, requests, checks, accepted_at
+          from raw.range_evidence
+         where network_id = $1 and shard = $2 and to_height <= $3 and from_height >= $3 - 2 * $4
+           and (to_height - 1) / $4 = from_height / $4
+    ), merged as (
+        select stretch, coverage, min(from_height) as from_height, max(to_height) as to_height,
+               case when count(distinct provider) = 1 then min(provider) else 'several' end as provider,
+               max(head_seen) as head_seen, sum(records)::bigint as records,
+               sum(foreign_records)::bigint as foreign_records, sum(requests)::bigint as requests,
+               max(accepted_at) as accepted_at, count(*) as tiles
+          from small group by stretch, coverage
+        having count(*) >= $5 and sum(to_height - from_height) = max(to_height) - min(from_height)
+    ), gone as (
+        delete from raw.range_evidence e using merged m
+         where e.network_id = $1 and e.shard = $2 and e.from_height >= m.from_height
+           and e.from_height < m.to_height
+    )
+    select m.from_height, m.to_height, m.provider, m.head_seen, m.records, m.foreign_records, m.requests,
+           m.coverage, m.accepted_at,
+           array(select c.name from (select unnest(s.checks) as name from small s
+                                      where s.stretch = m.stretch and s.coverage = m.coverage) c
+                  group by c.name having count(*) = m.tiles order by c.name)
+      from merged m";
+const INSERT_COMPACT: &str = "
+    insert into raw.range_evidence (network_id, shard, from_height, to_height, provider, head_seen, records,
+                                    foreign_records, requests, coverage, accepted_at, checks)
+    values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
+
+/// Merges a shard's evidence of single blocks below `end`, where many rows of it have come together: the tip
+/// writes a row per transaction, and nobody needs them one by one once they are final. The merged row names
+/// the checks that all of them passed. Gives the number of merged rows.
+pub async fn compact_evidence(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    shard: i32,
+    end: Height,
+) -> Result<u64, StoreError> {
+    let rows = tx
+        .query("merge evidence", COMPACT, &[&network.0, &shard, &end.as_i64(), &TILE_BLOCKS, &TILES_MIN])
+        .await?;
+    for row in &rows {
+        let (from, to, head): (i64, i64, i64) = (row.get(0), row.get(1), row.get(3));
+        let (provider, coverage): (&str, &str) = (row.get(2), row.get(7));
+        let (records, foreign, requests): (i64, i64, i64) = (row.get(4), row.get(5), row.get(6));
+        let (accepted_at, checks): (time::OffsetDateTime, Vec<String>) = (row.get(8), row.get(9));
+        tx.execute(
+            "insert merged evidence",
+            INSERT_COMPACT,
+            &[
+                &network.0,
+                &shard,
+                &from,
+                &to,
+                &provider,
+                &head,
+                &records,
+                &foreign,
+                &requests,
+                &coverage,
+                &accepted_at,
+                &checks,
+            ],
+        )
+        .await?;
+    }
+    Ok(u64::try_from(rows.len()).expect("a length fits in 64 bits"))
 }
 
 // By id where the partition has its index; `old` finds the ids of rows that are there now.

@@ -40,14 +40,17 @@ pub struct TableCopy {
     pub seconds: f64,
 }
 
-/// Copies every table of [`TABLES`] (those in `url`'s database) into an empty twin; the rows wait in memory.
-pub async fn run(url: &str) -> anyhow::Result<Vec<TableCopy>> {
+/// The tables that raw ingestion fills.
+pub const RAW_TABLES: &[&str] = &["raw.blocks", "raw.events", "raw.tx_lookup", "raw.block_lookup"];
+
+/// Copies every one of `tables` (in `url`'s database) into an empty twin; the rows wait in memory.
+pub async fn run(url: &str, tables: &[&'static str]) -> anyhow::Result<Vec<TableCopy>> {
     let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await?;
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(connection);
     client.batch_execute("drop schema if exists bench_copy cascade; create schema bench_copy").await?;
     let mut copies = Vec::new();
-    for table in TABLES {
+    for table in tables {
         let twin = format!("bench_copy.{}", table.replace('.', "_"));
         client.batch_execute(&format!("create table {twin} (like {table} including all)")).await?;
         for index in partition_indexes(&client, table, &twin).await? {

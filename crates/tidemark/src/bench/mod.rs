@@ -2,7 +2,14 @@
 
 pub mod api;
 pub mod bare_copy;
+pub mod broker;
+pub mod bus;
+pub mod growth;
+pub mod ingest;
+pub mod ledger;
+pub mod live;
 pub mod minimal;
+pub mod process;
 pub mod sync;
 
 use std::path::{Path, PathBuf};
@@ -63,6 +70,14 @@ pub async fn query(url: &RedactedUrl, sql: &str) -> anyhow::Result<tokio_postgre
     Ok(client.query_one(sql, &[]).await?)
 }
 
+/// Statements without an answer.
+pub async fn execute(url: &RedactedUrl, sql: &str) -> anyhow::Result<()> {
+    let (client, connection) = tokio_postgres::connect(url.expose().as_str(), tokio_postgres::NoTls).await?;
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(connection);
+    Ok(client.batch_execute(sql).await?)
+}
+
 /// WAL written so far.
 pub async fn wal_bytes(url: &RedactedUrl) -> anyhow::Result<i64> {
     let row = query(url, "select pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint").await?;
@@ -72,6 +87,18 @@ pub async fn wal_bytes(url: &RedactedUrl) -> anyhow::Result<i64> {
 /// Exact below 2^53, far above any benchmark.
 pub fn float(count: u64) -> f64 {
     u32::try_from(count).map_or_else(|_| count.to_string().parse().unwrap_or(f64::MAX), f64::from)
+}
+
+/// The kernel's own high-water mark of this process; 0 where there is none.
+pub fn peak_rss_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+/// Sets that mark back to what is resident now, where the kernel allows it.
+pub fn forget_peak_rss() {
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
 /// The table for people.

@@ -1,16 +1,16 @@
 //! `bench sync`: history from the first RPC call to finalized owners in the projections, beside the minimal
 //! program and the bare COPY of the same rows, all in one run against one simulated node.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Stdio;
 
 use anyhow::{Context, ensure};
 use serde::Deserialize;
 use serde_json::json;
-use tidemark_model::redact::RedactedUrl;
 use tokio::process::Command;
 
-use super::{Bench, bare_copy, float, minimal, print, start_node, wal_bytes, write};
+use super::{Bench, bare_copy, execute, float, minimal, print, start_node, wal_bytes, write};
 
 /// `bench sync`
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -26,14 +26,26 @@ pub struct SyncArgs {
 /// Blocks the minimal program asks for at once: about as many logs as a provider answers.
 const MINIMAL_STEP: u64 = 500;
 
+/// Stages worth a line in the table; the JSON has all.
+const STAGES_SHOWN: usize = 20;
+
+/// What `sync --json` ends with.
 #[derive(Debug, Deserialize)]
-struct Synced {
-    events: u64,
-    seconds: f64,
-    events_per_second: f64,
-    rpc_calls: u64,
-    peak_rss_bytes: u64,
-    cpu_seconds: f64,
+pub struct Synced {
+    /// Events that came.
+    pub events: u64,
+    /// From start to end.
+    pub seconds: f64,
+    /// Their quotient.
+    pub events_per_second: f64,
+    /// HTTP requests to the node.
+    pub rpc_calls: u64,
+    /// Most memory of the process.
+    pub peak_rss_bytes: u64,
+    /// Its processor time.
+    pub cpu_seconds: f64,
+    /// Seconds per stage and statement.
+    pub stages: BTreeMap<String, f64>,
 }
 
 /// Runs it and gives the JSON that is also written to `out/sync.json`.
@@ -51,14 +63,14 @@ async fn measure(size: &SyncArgs, bench: &Bench) -> anyhow::Result<serde_json::V
     let last = size.blocks - 1;
     eprintln!("minimal program …");
     let minimal = minimal::run(&rpc, server.url(), last, MINIMAL_STEP).await?;
-    forget(server.url(), "bench_minimal").await?;
+    execute(server.url(), "drop schema bench_minimal cascade; checkpoint").await?;
     eprintln!("tidemark sync …");
     let wal_before = wal_bytes(server.url()).await?;
-    let synced = sync(bench, &rpc, last).await?;
+    let synced = sync(bench, &rpc, last, &[]).await?;
     let wal = wal_bytes(server.url()).await? - wal_before;
     node.kill().await?;
     eprintln!("bare COPY …");
-    let copies = bare_copy::run(server.url().expose().as_str()).await?;
+    let copies = bare_copy::run(server.url().expose().as_str(), bare_copy::TABLES).await?;
     let copy_seconds: f64 = copies.iter().map(|copy| copy.seconds).sum();
     let rows: u64 = copies.iter().map(|copy| copy.rows).sum();
     let bytes: i64 = copies.iter().map(|copy| copy.bytes).sum();
@@ -81,7 +93,18 @@ async fn measure(size: &SyncArgs, bench: &Bench) -> anyhow::Result<serde_json::V
         ("peak memory", format!("{} MiB", synced.peak_rss_bytes / (1024 * 1024))),
         ("CPU seconds per million events (process)", format!("{:.1}", synced.cpu_seconds * 1e6 / events)),
     ]);
+    let mut stages: Vec<(&String, f64)> = synced.stages.iter().map(|(name, spent)| (name, *spent)).collect();
+    stages.sort_by(|one, other| other.1.total_cmp(&one.1));
+    let all: f64 = stages.iter().map(|stage| stage.1).sum();
+    let shares: Vec<(String, String)> = stages
+        .iter()
+        .take(STAGES_SHOWN)
+        .map(|(name, spent)| (format!("  {name}"), format!("{:>5.1} %  {spent:.1} s", 100.0 * spent / all)))
+        .collect();
+    print(&[("share of time per stage (tasks overlap)", String::new())]);
+    print(&shares.iter().map(|(name, share)| (name.as_str(), share.clone())).collect::<Vec<_>>());
     Ok(json!({
+        "stages_seconds": synced.stages,
         "logs": size.logs, "blocks": size.blocks, "events": synced.events,
         "events_per_second": synced.events_per_second, "seconds": synced.seconds,
         "minimal": { "events_per_second": minimal_rate, "seconds": minimal.seconds },
@@ -96,7 +119,8 @@ async fn measure(size: &SyncArgs, bench: &Bench) -> anyhow::Result<serde_json::V
     }))
 }
 
-async fn sync(bench: &Bench, rpc: &str, last: u64) -> anyhow::Result<Synced> {
+/// Runs `tidemark sync` as a process of its own up to the block below `last`, which is final.
+pub async fn sync(bench: &Bench, rpc: &str, last: u64, flags: &[&str]) -> anyhow::Result<Synced> {
     let (dir, server) = (&bench.dir, &bench.server);
     let config = dir.join("bench.toml");
     let text = format!(
@@ -106,6 +130,7 @@ async fn sync(bench: &Bench, rpc: &str, last: u64) -> anyhow::Result<Synced> {
     let output = Command::new(std::env::current_exe()?)
         .args(["sync", "--json", "--until", &(last - 1).to_string(), "--config"])
         .arg(&config)
+        .args(flags)
         .env("TIDEMARK__DATABASE__URL", server.url().expose().as_str())
         .env("TIDEMARK__OBJECTS__URL", format!("file:{}", dir.join("objects").display()))
         .stderr(Stdio::inherit())
@@ -115,12 +140,4 @@ async fn sync(bench: &Bench, rpc: &str, last: u64) -> anyhow::Result<Synced> {
     let text = String::from_utf8(output.stdout)?;
     serde_json::from_str(text.lines().last().unwrap_or(""))
         .context("tidemark sync --json ends with one JSON line")
-}
-
-async fn forget(url: &RedactedUrl, schema: &str) -> anyhow::Result<()> {
-    let (client, connection) = tokio_postgres::connect(url.expose().as_str(), tokio_postgres::NoTls).await?;
-    let mut tasks = tokio::task::JoinSet::new();
-    tasks.spawn(connection);
-    client.batch_execute(&format!("drop schema {schema} cascade; checkpoint")).await?;
-    Ok(())
 }

@@ -11,7 +11,7 @@ use tidemark_model::ids::NetworkId;
 use tidemark_model::redact::RedactedUrl;
 
 use crate::cli::DevArgs;
-use crate::config::{Config, Finality, Headers, Mode, NetworkConfig, Override};
+use crate::config::{Bloom, Config, Finality, Headers, Mode, NetworkConfig, Override};
 use crate::dev_chain::{self, DevChain};
 use crate::exit;
 use crate::host::{self, Embedded, Host};
@@ -90,6 +90,7 @@ fn simulated(chain: &DevChain) -> anyhow::Result<NetworkConfig> {
         contracts: vec![],
         confirmations: 6,
         headers: Headers::All,
+        bloom: Bloom::Check,
     })
 }
 
@@ -133,6 +134,7 @@ async fn network_at(url: &RedactedUrl, data_dir: &Path) -> anyhow::Result<Networ
         contracts: vec![],
         confirmations: 12,
         headers: Headers::All,
+        bloom: Bloom::Check,
     })
 }
 

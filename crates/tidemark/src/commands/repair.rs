@@ -3,14 +3,11 @@
 use serde_json::{Value, json};
 use tidemark_model::ids::HeightRange;
 use tidemark_pipeline::ingest::verify::repair_lookups;
-use tidemark_store::{cursor, status};
+use tidemark_store::cursor;
 
 use super::databases;
 use crate::cli::RepairCommand;
 use crate::exit;
-
-/// The shard that this build ingests.
-const SHARD: i32 = 0;
 
 /// Runs it.
 pub async fn run(command: RepairCommand) -> anyhow::Result<u8> {
@@ -19,14 +16,10 @@ pub async fn run(command: RepairCommand) -> anyhow::Result<u8> {
     let mut answers: Vec<Value> = vec![];
     for network in databases::networks(&ctx, args.network.as_deref()).await? {
         let mut conn = ctx.raw.conn().await?;
-        let seen = status::raw_progress(&conn).await?;
-        let read = seen.iter().any(|line| line.network_id == network.id.0 && line.ingested.is_some());
-        let range = if read {
-            let cursor = cursor::read(&conn, &cursor::cursor_id(&network, SHARD)).await?;
-            HeightRange::new(cursor.start, cursor.next)
-        } else {
-            None
-        };
+        // Where there are several shards, the fastest says how far there is something.
+        let cursors = cursor::of_network(&conn, network.id).await?;
+        let fastest = cursors.into_iter().max_by_key(|cursor| cursor.next);
+        let range = fastest.and_then(|cursor| HeightRange::new(cursor.start, cursor.next));
         let Some(range) = range else {
             if !args.json {
                 println!("{}: nothing was read yet.", network.slug);

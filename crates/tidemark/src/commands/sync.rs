@@ -1,11 +1,14 @@
 //! `sync`: history until a height is final and projected, then the end. The database is the judge: the loop
 //! below only reads how far ledger and projections are.
 
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use tidemark_pipeline::stage_time::STAGE_TIME;
+use tidemark_store::db::STATEMENT_TIME;
 use tidemark_store::status::{self, AppProgress, RawProgress};
 
 use crate::cli::{SyncArgs, Until};
@@ -24,11 +27,13 @@ pub fn overrides(args: &SyncArgs) -> Vec<Override> {
 
 /// Everything but answering questions.
 const ROLES: &[Role] = &[Role::Ingest, Role::Relay, Role::Workers];
+/// `--raw-only`: ingestion never waits for anything downstream, so it can also be alone.
+const RAW_ROLES: &[Role] = &[Role::Ingest];
 
 /// The last line of `--json`.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// Canonical events that came into the projections.
+    /// Canonical events that came into the projections; records in raw.* with `--raw-only`.
     pub events: i64,
     /// From the first role's start to the end.
     pub seconds: f64,
@@ -40,6 +45,8 @@ pub struct Summary {
     pub peak_rss_bytes: u64,
     /// Processor time of this process, without the database server.
     pub cpu_seconds: f64,
+    /// Seconds per stage and per database statement, summed over all tasks: several run at once.
+    pub stages: BTreeMap<String, f64>,
 }
 
 /// Runs it.
@@ -55,7 +62,7 @@ pub async fn run(args: SyncArgs, mut config: Config) -> anyhow::Result<u8> {
     let mut stop = std::pin::pin!(host::asked_to_stop());
     let starting = async {
         let host = Host::open(config, Embedded::Allowed).await?;
-        let started = host.start(ROLES).await?;
+        let started = host.start(if args.raw_only { RAW_ROLES } else { ROLES }).await?;
         anyhow::Ok((host, started))
     };
     let (host, started) = tokio::select! {
@@ -63,7 +70,7 @@ pub async fn run(args: SyncArgs, mut config: Config) -> anyhow::Result<u8> {
         stopped = &mut stop => return stopped.map(|()| exit::FAILURE),
     };
     let outcome = tokio::select! {
-        summary = until_done(&host, &started, args.until) => summary.map(Some),
+        summary = until_done(&host, &started, &args) => summary.map(Some),
         stopped = &mut stop => stopped.map(|()| None),
     };
     host.close().await?;
@@ -92,11 +99,11 @@ pub async fn run(args: SyncArgs, mut config: Config) -> anyhow::Result<u8> {
 /// How often the database is asked how far it is.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-async fn until_done(host: &Host, started: &Started, until: Until) -> anyhow::Result<Summary> {
+async fn until_done(host: &Host, started: &Started, args: &SyncArgs) -> anyhow::Result<Summary> {
     anyhow::ensure!(!started.adapters.is_empty(), "this build has no ingester: nothing would ever arrive");
     let began = Instant::now();
-    let before: i64 = look(&host.ctx).await?.1.iter().map(|line| line.events).sum();
-    let mut goals = Goals::new(&host.ctx.config, until);
+    let before = events(&host.ctx, args.raw_only).await?;
+    let mut goals = Goals::new(&host.ctx.config, args.until);
     let bar = progress_bar();
     loop {
         for role in host.group.states() {
@@ -110,17 +117,42 @@ async fn until_done(host: &Host, started: &Started, until: Until) -> anyhow::Res
                 anyhow::bail!("{} halted: {}", halted.0, halted.1);
             }
             goals.learn(&raw);
+            let app = if args.raw_only { as_if_projected(&raw) } else { app };
             let (done, wanted) = goals.blocks(&app);
             bar.set_length(wanted);
             bar.set_position(done);
             if goals.reached(&app) && deferred_indexes(&host.ctx).await? == 0 {
                 bar.finish_and_clear();
-                let events = app.iter().map(|line| line.events).sum::<i64>() - before;
-                return Ok(summary(events, began.elapsed(), started));
+                let took = began.elapsed();
+                return Ok(summary(
+                    events(&host.ctx, args.raw_only).await? - before,
+                    took,
+                    started,
+                    &host.ctx,
+                ));
             }
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
+}
+
+/// With `--raw-only` the goal is reached by what is ingested.
+fn as_if_projected(raw: &[RawProgress]) -> Vec<AppProgress> {
+    let line = |line: &RawProgress| AppProgress {
+        network_id: line.network_id,
+        normalized: line.ingested,
+        finalized: line.ingested,
+        projected: line.ingested,
+        events: 0,
+    };
+    raw.iter().map(line).collect()
+}
+
+async fn events(ctx: &Context, raw_only: bool) -> anyhow::Result<i64> {
+    if raw_only {
+        return Ok(status::raw_records(&ctx.raw.conn().await?).await?);
+    }
+    Ok(look(ctx).await?.1.iter().map(|line| line.events).sum())
 }
 
 /// Indexes that a large first history still has to build.
@@ -134,7 +166,7 @@ async fn look(ctx: &Context) -> anyhow::Result<(Vec<RawProgress>, Vec<AppProgres
     Ok((raw, app))
 }
 
-fn summary(events: i64, took: Duration, started: &Started) -> Summary {
+fn summary(events: i64, took: Duration, started: &Started, ctx: &Context) -> Summary {
     let seconds = took.as_secs_f64();
     let events_exact = u32::try_from(events).map_or(f64::from(u32::MAX), f64::from);
     Summary {
@@ -142,9 +174,28 @@ fn summary(events: i64, took: Duration, started: &Started) -> Summary {
         seconds,
         events_per_second: if seconds > 0.0 { events_exact / seconds } else { 0.0 },
         rpc_calls: started.adapters.iter().map(|adapter| adapter.requests()).sum(),
-        peak_rss_bytes: peak_rss_bytes(),
+        peak_rss_bytes: crate::bench::peak_rss_bytes(),
         cpu_seconds: cpu_seconds(),
+        stages: stages(&ctx.metrics.render()),
     }
+}
+
+/// The time counters of a metrics page, in seconds.
+fn stages(page: &str) -> BTreeMap<String, f64> {
+    let counters = [(STAGE_TIME, "stage=\""), (STATEMENT_TIME, "statement=\"")];
+    let mut stages = BTreeMap::new();
+    for line in page.lines() {
+        for (counter, label) in counters {
+            let Some(rest) = line.strip_prefix(counter).and_then(|rest| rest.split_once(label)) else {
+                continue;
+            };
+            let Some((name, value)) = rest.1.split_once("\"}") else { continue };
+            let micros: f64 = value.trim().parse().unwrap_or(0.0);
+            let name = if counter == STATEMENT_TIME { format!("sql: {name}") } else { name.to_owned() };
+            stages.insert(name, micros / 1e6);
+        }
+    }
+    stages
 }
 
 /// User and system time so far. `/proc` counts in hundredths of a second; 0 where there is none.
@@ -153,13 +204,6 @@ fn cpu_seconds() -> f64 {
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<u32>().ok()).unwrap_or(0);
     f64::from(ticks(11) + ticks(12)) / 100.0
-}
-
-/// The kernel's own high-water mark; 0 where there is none.
-fn peak_rss_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
 /// Blocks, rate and time left; nothing where nobody looks.
@@ -252,6 +296,15 @@ mod tests {
         assert!(goals(Some(50)).reached(&app(50, 50)));
         assert!(goals(Some(5)).reached(&[]), "nothing below the start block is read");
         assert!(!goals(Some(50)).reached(&[]));
+    }
+
+    #[test]
+    fn stages_are_read_off_the_metrics_page() {
+        let page = "# TYPE x counter\npipeline_stage_microseconds_total{stage=\"parse\"} 1500000\n\
+                    db_statement_microseconds_total{statement=\"append events\"} 250000\nother 1\n";
+        let stages = stages(page);
+        assert_eq!(stages.len(), 2);
+        assert_eq!((stages["parse"], stages["sql: append events"]), (1.5, 0.25));
     }
 
     #[test]

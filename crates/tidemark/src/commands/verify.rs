@@ -5,15 +5,12 @@ use tidemark_model::chain::Network;
 use tidemark_model::ids::{Height, HeightRange};
 use tidemark_pipeline::ingest::verify::{Report, verify_completeness};
 use tidemark_pipeline::workers::verify_ledger;
-use tidemark_store::{cursor, status};
+use tidemark_store::cursor;
 
 use super::databases;
 use crate::cli::{CompletenessArgs, LedgerArgs, VerifyCommand};
 use crate::exit::{self, Usage};
 use crate::wire::Context;
-
-/// The shard that this build ingests.
-const SHARD: i32 = 0;
 
 /// Runs it.
 pub async fn run(command: VerifyCommand) -> anyhow::Result<u8> {
@@ -35,7 +32,7 @@ async fn completeness(args: CompletenessArgs) -> anyhow::Result<u8> {
             }
             continue;
         };
-        let report = verify_completeness(&ctx.raw.conn().await?, network.id, SHARD, range).await?;
+        let report = verify_completeness(&ctx.raw.conn().await?, network.id, range).await?;
         if !report.is_complete() {
             code = exit::FOUND;
         }
@@ -60,14 +57,10 @@ async fn range(
     to: Option<u64>,
 ) -> anyhow::Result<Option<HeightRange>> {
     let conn = ctx.raw.conn().await?;
-    let seen = status::raw_progress(&conn).await?;
-    let has_cursor = seen.iter().any(|line| line.network_id == network.id.0 && line.ingested.is_some());
-    let (start, next) = if has_cursor {
-        let cursor = cursor::read(&conn, &cursor::cursor_id(network, SHARD)).await?;
-        (cursor.start, cursor.next)
-    } else {
-        (network.start_block, network.start_block)
-    };
+    // Where there are several shards, the slowest says how far the network is done.
+    let slowest = cursor::of_network(&conn, network.id).await?.into_iter().min_by_key(|cursor| cursor.next);
+    let (start, next) =
+        slowest.map_or((network.start_block, network.start_block), |cursor| (cursor.start, cursor.next));
     let first = from.map_or(start, Height);
     let end = to.map_or(next, |last| Height(last).next());
     match HeightRange::new(first, end) {

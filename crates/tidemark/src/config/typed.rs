@@ -10,8 +10,8 @@ use tidemark_model::ids::NetworkId;
 use super::read::Section;
 use super::tree::{self, Node, Origin, Problem};
 use super::{
-    Api, Bus, BusEngine, Config, Database, Executor, Finality, Headers, Ingest, LogFormat, Mode,
-    NetworkConfig, Objects, ObjectsUrl, Telemetry,
+    Api, Bloom, Bus, BusEngine, Config, Database, Executor, Finality, Headers, HotDays, Ingest, LogFormat,
+    Mode, NetworkConfig, Objects, ObjectsUrl, Telemetry,
 };
 
 /// Families this build can read. An adapter that lands adds its family here.
@@ -153,8 +153,26 @@ fn bus(mut section: Section<'_>, keys: &mut Vec<String>) -> Bus {
     }
     let partitions = small(section.number("partitions", 12, 1..=1024));
     let retention_hours = section.number("retention_hours", 168, 1..=87_600);
+    let tenant = section.text("tenant").map_or_else(|| "default".to_owned(), |(text, _)| text);
+    let large_tenants: Vec<String> =
+        section.texts("large_tenants").into_iter().map(|(tenant, _)| tenant).collect();
+    let hot_days = HotDays {
+        operational: section.number("hot_days_operational", 30, 1..=3_650),
+        regulated: section.number("hot_days_regulated", 180, 1..=3_650),
+        audit: section.number("hot_days_audit", 180, 1..=3_650),
+    };
     keys.extend(section.finish());
-    Bus { engine, nats_url, redis_url, partitions, replicas, retention_hours }
+    Bus {
+        engine,
+        nats_url,
+        redis_url,
+        partitions,
+        replicas,
+        retention_hours,
+        tenant,
+        large_tenants,
+        hot_days,
+    }
 }
 
 fn api(mut section: Section<'_>, keys: &mut Vec<String>) -> Api {
@@ -365,7 +383,18 @@ fn network(section: &mut Section<'_>) -> Option<NetworkConfig> {
     let contracts = section.texts("contracts").into_iter().map(|(text, _)| text).collect();
     let confirmations = section.number("confirmations", 12, 1..=100_000);
     let words = [("all", Headers::All), ("with_records", Headers::WithRecords)];
-    let headers = section.word("headers", Headers::WithRecords, &words);
+    let at_headers = section.origin_of("headers");
+    let headers = section.word("headers", Headers::All, &words);
+    if headers == Headers::WithRecords && rpc.len() == 1 {
+        let fix = "add a second endpoint to rpc, or use \"all\"";
+        section.problem(at_headers, "headers", "one endpoint alone could hide whole blocks", fix);
+    }
+    let at_bloom = section.origin_of("bloom");
+    let bloom = section.word("bloom", Bloom::Check, &[("check", Bloom::Check), ("ignore", Bloom::Ignore)]);
+    if bloom == Bloom::Ignore && rpc.len() == 1 {
+        let fix = "add a second endpoint to rpc, or use \"check\"";
+        section.problem(at_bloom, "bloom", "without blooms one endpoint alone could hide logs", fix);
+    }
     let id = NetworkId(i32::try_from(id?).ok()?);
     let (slug, _) = slug?;
     Some(NetworkConfig {
@@ -380,6 +409,7 @@ fn network(section: &mut Section<'_>) -> Option<NetworkConfig> {
         contracts,
         confirmations,
         headers,
+        bloom,
     })
 }
 

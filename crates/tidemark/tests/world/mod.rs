@@ -31,6 +31,8 @@ pub(crate) struct Setup {
     pub(crate) lease_range: u64,
     /// Most log records the provider is asked for at once; 0: the default.
     pub(crate) getlogs_step: u64,
+    /// Further lines of `[ingest]`.
+    pub(crate) ingest: String,
     /// Lines of `[bus]`.
     pub(crate) bus: String,
     /// Further lines of `[[network]]`.
@@ -109,6 +111,11 @@ impl World {
     /// A world whose chain is offered by one provider per profile.
     pub(crate) async fn new(sim: Sim, providers: Vec<FaultProfile>, setup: Setup) -> Self {
         let test = TestDb::empty().await.expect("a database");
+        Self::on(test.url, sim, providers, setup).await
+    }
+
+    /// The same on a database that the test looks after.
+    pub(crate) async fn on(url: String, sim: Sim, providers: Vec<FaultProfile>, setup: Setup) -> Self {
         let dir = tidemark_testkit::scratch_dir().join(format!("world-{}", uuid::Uuid::new_v4().simple()));
         std::fs::create_dir_all(&dir).expect("a folder");
         let mut servers = Vec::new();
@@ -131,18 +138,18 @@ impl World {
         let config = format!(
             "[database]\ndata_dir = \"{}\"\n[telemetry]\nlisten = \"off\"\n[api]\nlisten = \"127.0.0.1:0\"\n\
              [bus]\npartitions = 3\n{}\n[ingest]\npoll_interval_ms = 50\nrpc_timeouts_ms = {{ default = 1000, eth_getLogs = 2000 }}\n\
-             {lease}{step}\n[[network]]\nid = {}\nslug = \"simnet\"\nstart_block = {}\nrpc = [{}]\nconfirmations = 3\n{}\n",
+             {lease}{step}{}\n[[network]]\nid = {}\nslug = \"simnet\"\nstart_block = {}\nrpc = [{}]\nconfirmations = 3\n{}\n",
             dir.join("data").display(),
             setup.bus,
+            setup.ingest,
             sim.config().chain_id,
             setup.start_block,
             rpc.join(", "),
             setup.network,
         );
         std::fs::write(dir.join("tidemark.toml"), config).expect("writes");
-        let url = RedactedUrl::parse(&test.url).expect("a URL");
-        let db = Db::open(&url, &DbOptions::default()).expect("a pool");
-        Self { sim, servers, db, dir, url: test.url, starts: 0 }
+        let db = Db::open(&RedactedUrl::parse(&url).expect("a URL"), &DbOptions::default()).expect("a pool");
+        Self { sim, servers, db, dir, url, starts: 0 }
     }
 
     /// One honest provider and nothing special.

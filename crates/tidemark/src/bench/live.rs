@@ -1,0 +1,467 @@
+//! `bench live`: from a block that is visible at the node to its owners in the API, with the whole of
+//! Tidemark as its own process. The node and the reader are this process: the clock of one is the other's.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use serde_json::{Value, json};
+use tidemark_model::redact::RedactedUrl;
+use tidemark_sim::{FaultProfile, ReorgKind, Sim, SimConfig, SimEvent};
+use time::OffsetDateTime;
+
+use super::process::{Serving, Setup};
+use super::{Bench, float, print, write};
+
+/// `bench live`
+#[derive(Debug, Clone, clap::Args)]
+pub struct LiveArgs {
+    /// Loads to measure: blocks per second x logs in a block
+    #[arg(long, value_name = "BLOCKSxLOGS", value_delimiter = ',', default_value = "1x200,4x500")]
+    pub load: Vec<Load>,
+    /// Seconds of each load
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    pub seconds: u64,
+    /// Logs that are history before the first load
+    #[arg(long, value_name = "N", default_value_t = 50_000)]
+    pub prefill: u64,
+    /// Reorgs of one block over more than a thousand assets
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub reorgs: u32,
+    /// Let new heads be found by polling instead of over WebSocket
+    #[arg(long)]
+    pub poll: bool,
+}
+
+/// A steady load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// Blocks in a second.
+    pub blocks_per_second: u32,
+    /// Logs in each.
+    pub logs: u32,
+}
+
+impl std::str::FromStr for Load {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refuse = || "write blocks per second, x, logs: 4x500".to_owned();
+        let (blocks, logs) = text.split_once('x').ok_or_else(refuse)?;
+        let number = |text: &str| text.parse::<u32>().ok().filter(|number| *number > 0).ok_or_else(refuse);
+        Ok(Self { blocks_per_second: number(blocks)?, logs: number(logs)? })
+    }
+}
+
+impl std::fmt::Display for Load {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}x{}", self.blocks_per_second, self.logs)
+    }
+}
+
+/// Between two looks at the API: the precision of the figures.
+const LOOK_EVERY: Duration = Duration::from_millis(4);
+/// A block that is not visible after this long never will be.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Logs of a block that touches more than a thousand assets.
+const REORG_LOGS: u32 = 1_400;
+/// Logs of a block of the prefilled history.
+const PREFILL_LOGS: u32 = 200;
+
+/// Runs it and writes `out/live.json`.
+pub async fn run(args: &LiveArgs, out: &Path) -> anyhow::Result<()> {
+    let bench = Bench::start().await?;
+    let result = measure(args, &bench).await;
+    bench.end().await?;
+    write(out, "live", &result?)
+}
+
+async fn measure(args: &LiveArgs, bench: &Bench) -> anyhow::Result<Value> {
+    let sim = Sim::new(SimConfig::live());
+    let history = u32::try_from(args.prefill.div_ceil(u64::from(PREFILL_LOGS)))?;
+    eprintln!("history of {history} blocks …");
+    let grown = sim.clone();
+    tokio::task::spawn_blocking(move || (0..history.max(100)).for_each(|_| grown.mine_full(PREFILL_LOGS)))
+        .await?;
+    let node = sim.serve("127.0.0.1:0".parse()?, FaultProfile::default()).await?;
+    let ws = if args.poll { vec![] } else { vec![node.ws_url.clone()] };
+    let setup = Setup::one("bench", sim.config().chain_id, &node.url, &ws);
+    let mut tidemark = Serving::start(bench, &setup).await?;
+    let reader = Reader::new(&tidemark.api, sim.config().chain_id)?;
+    let began = Instant::now();
+    let marker = Marker::of(&sim, sim.head()).context("the last block of history has a token")?;
+    reader.wait_for(&marker, PATIENCE.max(Duration::from_millis(args.prefill / 2))).await?;
+    eprintln!("caught up after {:.1} s", began.elapsed().as_secs_f64());
+    let mut rows = Vec::new();
+    let mut loads = Vec::new();
+    for load in &args.load {
+        eprintln!("{} blocks/s x {} logs for {} s …", load.blocks_per_second, load.logs, args.seconds);
+        let run = follow(&sim, &reader, *load, Duration::from_secs(args.seconds)).await?;
+        let stages = stages(bench.server.url(), &run).await?;
+        rows.extend(run.rows(*load));
+        rows.push((format!("{load}: median by stage"), stages.to_string()));
+        loads.push(run.json(*load, &stages));
+    }
+    let mut repairs = Vec::new();
+    for _ in 0..args.reorgs {
+        repairs.push(reorg(&sim, &reader).await?);
+    }
+    if !repairs.is_empty() {
+        let times: Vec<f64> = repairs.iter().map(|repair| repair.millis).collect();
+        let assets = repairs.iter().map(|repair| repair.assets).min().unwrap_or(0);
+        rows.push((
+            format!("reorg of {assets} assets, to the API"),
+            format!("median {:.0} ms, worst {:.0} ms", percentile(&times, 50), percentile(&times, 100)),
+        ));
+    }
+    let usage = tidemark.usage();
+    tidemark.stop().await?;
+    node.stop().await;
+    rows.push(("peak memory".to_owned(), format!("{} MiB", usage.peak_rss_bytes / (1024 * 1024))));
+    rows.push(("CPU seconds (process)".to_owned(), format!("{:.1}", usage.cpu_seconds)));
+    let table: Vec<(&str, String)> =
+        rows.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    print(&table);
+    Ok(json!({
+        "prefill_logs": args.prefill, "seconds": args.seconds, "new_heads": if args.poll { "poll" } else { "ws" },
+        "loads": loads,
+        "reorgs": repairs.iter().map(|one| json!({ "assets": one.assets, "ms": one.millis })).collect::<Vec<_>>(),
+        "peak_rss_bytes": usage.peak_rss_bytes, "cpu_seconds": usage.cpu_seconds,
+    }))
+}
+
+/// Something of a block that the API shows once the whole block is projected: the owner its last moved
+/// token has.
+#[derive(Debug, Clone)]
+pub(super) struct Marker {
+    height: u64,
+    contract: String,
+    token_id: String,
+    owner: String,
+}
+
+impl Marker {
+    /// The last ERC-721 token that moves in the block at `height` and is not burned there.
+    pub(super) fn of(sim: &Sim, height: u64) -> Option<Self> {
+        let mut seen = BTreeSet::new();
+        sim.logs(height, height).iter().rev().find_map(|log| match &log.event {
+            SimEvent::Erc721 { to, token_id, .. } => {
+                let is_last = seen.insert((log.address, *token_id));
+                (is_last && !to.is_zero()).then(|| Self {
+                    height,
+                    contract: format!("{:#x}", log.address),
+                    token_id: token_id.to_string(),
+                    owner: format!("{to:#x}"),
+                })
+            }
+            _ => None,
+        })
+    }
+}
+
+/// Asks the API as its users do.
+pub(super) struct Reader {
+    client: reqwest::Client,
+    base: String,
+}
+
+impl Reader {
+    pub(super) fn new(api: &str, network: u64) -> anyhow::Result<Self> {
+        let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build()?;
+        Ok(Self { client, base: format!("{api}/v1/assets/{network}") })
+    }
+
+    /// Addresses that own the token now.
+    async fn owners(&self, contract: &str, token_id: &str) -> anyhow::Result<Vec<String>> {
+        let url = format!("{}/{contract}/{token_id}/owners", self.base);
+        let Ok(answer) = self.client.get(&url).send().await else { return Ok(vec![]) }; // Not up yet.
+        if answer.status() == reqwest::StatusCode::NOT_FOUND {
+            return Ok(vec![]);
+        }
+        let answer: Value = answer.error_for_status()?.json().await?;
+        let items = answer["items"].as_array().context("a page has items")?;
+        Ok(items.iter().filter_map(|item| Some(item["address"].as_str()?.to_owned())).collect())
+    }
+
+    async fn shows(&self, marker: &Marker) -> anyhow::Result<bool> {
+        Ok(self.owners(&marker.contract, &marker.token_id).await?.contains(&marker.owner))
+    }
+
+    pub(super) async fn wait_for(&self, marker: &Marker, patience: Duration) -> anyhow::Result<()> {
+        let deadline = Instant::now() + patience;
+        while !self.shows(marker).await? {
+            ensure!(Instant::now() < deadline, "block {} never came to the API", marker.height);
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+}
+
+/// One block of a load.
+struct Seen {
+    height: u64,
+    at: OffsetDateTime,
+    millis: f64,
+}
+
+/// What a load gave.
+struct Run {
+    seen: Vec<Seen>,
+    transfers: u64,
+    /// Blocks that were not visible when the next one appeared, this one not counted.
+    backlog: Vec<u64>,
+}
+
+impl Run {
+    fn millis(&self) -> Vec<f64> {
+        self.seen.iter().map(|seen| seen.millis).collect()
+    }
+    fn backlog_max(&self) -> u64 {
+        self.backlog.iter().copied().max().unwrap_or(0)
+    }
+    fn rows(&self, load: Load) -> Vec<(String, String)> {
+        let millis = self.millis();
+        let at = |percent| format!("{:.0}", percentile(&millis, percent));
+        vec![
+            (
+                format!("{load}: node to API, p50 / p95 / p99 / worst"),
+                format!("{} / {} / {} / {} ms", at(50), at(95), at(99), at(100)),
+            ),
+            (
+                format!("{load}: blocks waiting when the next one appears"),
+                format!(
+                    "{} at most, {:.2} on average",
+                    self.backlog_max(),
+                    float(self.backlog.iter().sum())
+                        / float(self.backlog.len().max(1).try_into().unwrap_or(1))
+                ),
+            ),
+            (
+                format!("{load}: transfers in a block"),
+                format!(
+                    "{:.0}",
+                    float(self.transfers) / float(self.seen.len().max(1).try_into().unwrap_or(1))
+                ),
+            ),
+        ]
+    }
+    fn json(&self, load: Load, stages: &Stages) -> Value {
+        let millis = self.millis();
+        json!({
+            "blocks_per_second": load.blocks_per_second, "logs_per_block": load.logs,
+            "blocks": self.seen.len(), "transfers": self.transfers,
+            "p50_ms": percentile(&millis, 50), "p95_ms": percentile(&millis, 95),
+            "p99_ms": percentile(&millis, 99), "worst_ms": percentile(&millis, 100),
+            "backlog_blocks_max": self.backlog_max(), "stages_p50_ms": stages.0,
+        })
+    }
+}
+
+/// Nearest rank.
+pub(super) fn percentile(values: &[f64], percent: usize) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    sorted.get(rank - 1).copied().unwrap_or(f64::NAN)
+}
+
+/// Mines at the pace of `load` and notes when the API shows each block.
+async fn follow(sim: &Sim, reader: &Reader, load: Load, length: Duration) -> anyhow::Result<Run> {
+    let blocks = length.as_secs() * u64::from(load.blocks_per_second);
+    let (give, mut take) = tokio::sync::mpsc::channel::<(Marker, Instant, OffsetDateTime)>(4096);
+    let visible = std::sync::atomic::AtomicU64::new(sim.head());
+    let first = sim.head() + 1;
+    let mining = async {
+        let mut ticks = tokio::time::interval(Duration::from_secs(1) / load.blocks_per_second);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut backlog = Vec::new();
+        for _ in 0..blocks {
+            ticks.tick().await;
+            backlog.push(sim.head() - visible.load(std::sync::atomic::Ordering::Relaxed));
+            let miner = sim.clone();
+            tokio::task::spawn_blocking(move || miner.mine_full(load.logs)).await?;
+            let (at, wall) = (Instant::now(), OffsetDateTime::now_utc());
+            let marker = Marker::of(sim, sim.head()).context("a full block has a token")?;
+            give.send((marker, at, wall)).await?;
+        }
+        drop(give);
+        anyhow::Ok(backlog)
+    };
+    let watching = async {
+        let mut seen = Vec::new();
+        let mut waiting: VecDeque<(Marker, Instant, OffsetDateTime)> = VecDeque::new();
+        loop {
+            if waiting.is_empty() {
+                match take.recv().await {
+                    Some(block) => waiting.push_back(block),
+                    None => return anyhow::Ok(seen),
+                }
+            }
+            while let Ok(block) = take.try_recv() {
+                waiting.push_back(block);
+            }
+            // A token may move on before its block is seen; then a later block shows that this one is there.
+            let mut shown = None;
+            for (place, (marker, at, _)) in waiting.iter().enumerate() {
+                if reader.shows(marker).await? {
+                    shown = Some(place);
+                } else if at.elapsed() > PATIENCE {
+                    anyhow::bail!("block {} never came to the API", marker.height);
+                }
+                if shown.is_none() && at.elapsed() < Duration::from_secs(1) {
+                    break;
+                }
+            }
+            match shown {
+                Some(place) => {
+                    for (marker, at, wall) in waiting.drain(..=place) {
+                        let millis = at.elapsed().as_secs_f64() * 1e3;
+                        visible.store(marker.height, std::sync::atomic::Ordering::Relaxed);
+                        seen.push(Seen { height: marker.height, at: wall, millis });
+                    }
+                }
+                None => tokio::time::sleep(LOOK_EVERY).await,
+            }
+        }
+    };
+    let (backlog, seen) = tokio::try_join!(mining, watching)?;
+    let transfers = sim.logs(first, sim.head()).iter().map(|log| moved(&log.event)).sum();
+    Ok(Run { seen, transfers, backlog })
+}
+
+fn moved(event: &SimEvent) -> u64 {
+    match event {
+        SimEvent::Erc721 { .. } => 1,
+        SimEvent::Erc1155 { items, .. } => u64::try_from(items.len()).unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// Median milliseconds from one stage to the next, as the database's own times tell.
+struct Stages(BTreeMap<&'static str, f64>);
+
+impl std::fmt::Display for Stages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (place, (name, millis)) in self.0.iter().enumerate() {
+            let comma = if place > 0 { ", " } else { "" };
+            write!(f, "{comma}{} {millis:.0}", &name[2..])?;
+        }
+        f.write_str(" ms")
+    }
+}
+
+/// When a block's event was written (the begin of its transaction) and when it got its number, by height and
+/// stream; of several, the last.
+const MOMENTS: &str = "
+    select (o.envelope #>> '{payload,height}')::bigint, o.stream, max(o.created_at), max(l.numbered_at)
+      from system.outbox_events o join system.bus_log l on l.outbox_day = o.day and l.outbox_seq = o.seq
+     where o.topic in ('chain.block.ingested.v1', 'ledger.block.normalized.v1', 'projection.transfer.projected.v1')
+       and (o.envelope #>> '{payload,height}')::bigint between $1 and $2
+     group by 1, 2";
+
+async fn stages(url: &RedactedUrl, run: &Run) -> anyhow::Result<Stages> {
+    let (client, connection) = tokio_postgres::connect(url.expose().as_str(), tokio_postgres::NoTls).await?;
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(connection);
+    let (Some(first), Some(last)) = (run.seen.first(), run.seen.last()) else {
+        return Ok(Stages(BTreeMap::new()));
+    };
+    let (from, to) = (i64::try_from(first.height)?, i64::try_from(last.height)?);
+    let mut moments: BTreeMap<(u64, String), (OffsetDateTime, OffsetDateTime)> = BTreeMap::new();
+    for row in client.query(MOMENTS, &[&from, &to]).await? {
+        let height = u64::try_from(row.get::<_, i64>(0))?;
+        moments.insert((height, row.get(1)), (row.get(2), row.get(3)));
+    }
+    let mut stages: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
+    for seen in &run.seen {
+        let of = |stream: &str| moments.get(&(seen.height, stream.to_owned())).copied();
+        let (Some(chain), Some(ledger), Some(projection)) = (of("chain"), of("ledger"), of("projection"))
+        else {
+            continue;
+        };
+        let shown = seen.at + Duration::from_secs_f64(seen.millis / 1e3);
+        for (name, from, to) in [
+            ("1 seen and fetched", seen.at, chain.0),
+            ("2 raw rows", chain.0, chain.1),
+            ("3 to the ledger", chain.1, ledger.0),
+            ("4 ledger", ledger.0, ledger.1),
+            ("5 to the projector", ledger.1, projection.0),
+            ("6 projections and API", projection.0, shown),
+        ] {
+            stages.entry(name).or_default().push((to - from).as_seconds_f64() * 1e3);
+        }
+    }
+    Ok(Stages(stages.into_iter().map(|(name, values)| (name, percentile(&values, 50))).collect()))
+}
+
+struct Repair {
+    assets: usize,
+    millis: f64,
+}
+
+/// One block over more than a thousand assets is replaced by others; timed until the API shows the new
+/// branch and nothing of the old one.
+async fn reorg(sim: &Sim, reader: &Reader) -> anyhow::Result<Repair> {
+    sim.mine_full(REORG_LOGS);
+    let height = sim.head();
+    reader.wait_for(&Marker::of(sim, height).context("a full block has a token")?, PATIENCE).await?;
+    let old = sim.logs(height, height);
+    let began = Instant::now();
+    sim.reorg(1, ReorgKind::Replace);
+    let marker = Marker::of(sim, sim.head()).context("a full block has a token")?;
+    reader.wait_for(&marker, PATIENCE).await?;
+    let millis = began.elapsed().as_secs_f64() * 1e3;
+    let mut assets = BTreeSet::new();
+    let mut minted = BTreeSet::new();
+    for log in &old {
+        match &log.event {
+            SimEvent::Erc721 { from, token_id, .. } => {
+                assets.insert((log.address, *token_id));
+                if from.is_zero() {
+                    minted.insert((log.address, *token_id));
+                }
+            }
+            SimEvent::Erc1155 { items, .. } => {
+                assets.extend(items.iter().map(|(token_id, _)| (log.address, *token_id)));
+            }
+            _ => {}
+        }
+    }
+    for log in sim.logs(height, sim.head()) {
+        if let SimEvent::Erc721 { token_id, .. } = log.event {
+            minted.remove(&(log.address, token_id));
+        }
+    }
+    ensure!(assets.len() >= 1000, "the block touches {} assets only", assets.len());
+    for (contract, token_id) in minted.iter().take(20) {
+        let owners = reader.owners(&format!("{contract:#x}"), &token_id.to_string()).await?;
+        ensure!(
+            owners.is_empty(),
+            "token {token_id} of {contract:#x} was never minted, and {owners:?} own it"
+        );
+    }
+    Ok(Repair { assets: assets.len(), millis })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_are_read_as_they_are_written() {
+        let load: Load = "4x500".parse().expect("a load");
+        assert_eq!((load.blocks_per_second, load.logs), (4, 500));
+        assert_eq!(load.to_string(), "4x500");
+        assert!("4".parse::<Load>().is_err() && "0x5".parse::<Load>().is_err());
+    }
+
+    #[test]
+    fn percentiles_are_by_nearest_rank() {
+        let values: Vec<f64> = (1..=100).map(f64::from).collect();
+        assert_eq!(percentile(&values, 50), 50.0);
+        assert_eq!(percentile(&values, 95), 95.0);
+        assert_eq!(percentile(&values, 100), 100.0);
+        assert_eq!(percentile(&[7.0], 1), 7.0);
+        assert!(percentile(&[], 50).is_nan());
+    }
+}

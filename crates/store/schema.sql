@@ -1618,6 +1618,8 @@ CREATE INDEX asset_cards_by_name ON projection.asset_cards USING btree (lower(na
 
 CREATE INDEX asset_cards_by_token ON projection.asset_cards USING btree (collection_id, length(token_id), token_id COLLATE "C", asset_id);
 
+CREATE INDEX asset_cards_by_token_named ON projection.asset_cards USING btree (collection_id, length(token_id), token_id COLLATE "C", asset_id) WHERE (NOT is_stub);
+
 CREATE INDEX block_cards_by_hash ON projection.block_cards USING btree (hash);
 
 CREATE INDEX collection_holders_by_account ON projection.collection_holders USING btree (account_id, collection_id);
@@ -1627,6 +1629,8 @@ CREATE INDEX collection_holders_rank ON projection.collection_holders USING btre
 CREATE INDEX collection_stats_by_address ON projection.collection_stats USING btree (address text_pattern_ops);
 
 CREATE INDEX collection_stats_by_name ON projection.collection_stats USING btree (lower(name) text_pattern_ops) WHERE (name IS NOT NULL);
+
+CREATE INDEX collection_stats_by_network ON projection.collection_stats USING btree (network_id, collection_id);
 
 CREATE INDEX collection_stats_rank ON projection.collection_stats USING btree (network_id, transfer_count DESC, collection_id);
 

@@ -71,7 +71,32 @@ impl From<Place> for TransferPlace {
     }
 }
 
+/// A connection for raw reads.
+pub(crate) enum RawConn<'a> {
+    Shared(&'a Conn),
+    Own(Conn),
+}
+
+impl std::ops::Deref for RawConn<'_> {
+    type Target = Conn;
+    fn deref(&self) -> &Conn {
+        match self {
+            Self::Shared(conn) => conn,
+            Self::Own(conn) => conn,
+        }
+    }
+}
+
 impl Reader {
+    /// A request never waits for a second connection of the pool it holds one of: enough of them together would
+    /// wait for ever. Where both sides are one database, one connection does for both.
+    pub(crate) async fn raw(&self, state: &ApiState) -> Result<RawConn<'_>, Problem> {
+        match reads::is_same_database(state.app(), state.raw()) {
+            true => Ok(RawConn::Shared(&self.conn)),
+            false => Ok(RawConn::Own(state.raw().conn().await?)),
+        }
+    }
+
     pub(crate) async fn open(state: &ApiState) -> Result<Self, Problem> {
         let conn = state.app().conn().await?;
         let networks = reads::networks(&conn).await?;
@@ -103,7 +128,7 @@ impl Reader {
         loop {
             let row = reader.by_id(network)?;
             let reached = row.projected_height.unwrap_or(-1);
-            if reached >= wanted && stands(state, row).await? {
+            if reached >= wanted && reader.stands(state, row).await? {
                 return Ok(reader);
             }
             // What is far above the head does not come in five seconds.
@@ -124,6 +149,19 @@ impl Reader {
             tokio::time::sleep(MIN_HEIGHT_POLL).await;
             reader = Self::open(state).await?;
         }
+    }
+
+    /// Is the newest projected block still the one that the ingester holds? After a reorg of the same height the
+    /// watermark is that of the old branch until the projector has followed.
+    async fn stands(&self, state: &ApiState, network: &NetworkRow) -> Result<bool, Problem> {
+        let (Some(height), Some(hash)) = (network.projected_height, &network.projected_hash) else {
+            return Ok(true); // History: final when it was read.
+        };
+        if height <= network.finalized_height.unwrap_or(-1) {
+            return Ok(true);
+        }
+        let raw = self.raw(state).await?;
+        Ok(reads::raw_block_hash(&raw, network.network_id, height).await?.as_ref() == Some(hash))
     }
 
     /// A network by id or short name.
@@ -659,19 +697,6 @@ impl Reader {
         let next = more.then(|| cursor::encode(&binding, &places));
         Ok(Page { items, next, meta: Meta::across(&self.networks) })
     }
-}
-
-/// Is the newest projected block still the one that the ingester holds? After a reorg of the same height the
-/// watermark is that of the old branch until the projector has followed.
-async fn stands(state: &ApiState, network: &NetworkRow) -> Result<bool, Problem> {
-    let (Some(height), Some(hash)) = (network.projected_height, &network.projected_hash) else {
-        return Ok(true); // History: final when it was read.
-    };
-    if height <= network.finalized_height.unwrap_or(-1) {
-        return Ok(true);
-    }
-    let raw = state.raw().conn().await?;
-    Ok(reads::raw_block_hash(&raw, network.network_id, height).await?.as_ref() == Some(hash))
 }
 
 impl Place {

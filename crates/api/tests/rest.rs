@@ -344,6 +344,35 @@ async fn common_parameters_hold_for_search_networks_events_and_batches() -> anyh
 }
 
 #[tokio::test]
+async fn more_requests_than_connections_do_not_wait_for_each_other() -> anyhow::Result<()> {
+    let seed = seed::seed().await?;
+    let tx = hex::encode(seed.transfers[0].tx_hash);
+    let height = seed.transfers[0].height;
+    // The pool has eight connections: with two per request, eight at once would wait for ever.
+    for path in [
+        format!("/v1/transactions/1/0x{tx}"),
+        format!("/v1/transactions/1/0x{tx}/events"),
+        format!("/v1/tx/1/0x{tx}/status"),
+        format!("/v1/blocks/1/{height}/events"),
+        format!("/v1/search?q=0x{tx}"),
+        "/v1/networks/1/status?min_height=5".to_owned(),
+        format!("/v1/events/{}", seed.transfers[0].event_id),
+        format!("/tx/1/0x{tx}"),
+        "/operator".to_owned(),
+    ] {
+        let asked = (0..40).map(|_| get(&seed, &path));
+        let answers = tokio::time::timeout(
+            std::time::Duration::from_secs(60),
+            futures_util::future::try_join_all(asked),
+        );
+        for answer in answers.await.map_err(|_| anyhow::anyhow!("{path}: stuck"))?? {
+            assert_eq!(answer.status, StatusCode::OK, "{path}: {}", answer.body);
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_rare_kind_is_found_over_several_short_pages() -> anyhow::Result<()> {
     let seed = seed::seed().await?;
     // Two burns under a long stretch of transfers, on a network of their own.

@@ -84,11 +84,9 @@ pub(crate) async fn transaction_events(
     params.refuse_as_of()?;
     let (reader, network) = Reader::at(&state, &network, &params).await?;
     let bytes = hash_bytes(&hash)?;
-    let raw = state.raw().conn().await?;
-    let Some(place) = reads::tx_lookup(&raw, network.network_id, &bytes).await? else {
-        return Err(reader.missing(Some(&network), "this transaction"));
-    };
-    drop((reader, raw));
+    let place = reads::tx_lookup(&*reader.raw(&state).await?, network.network_id, &bytes).await?;
+    let Some(place) = place else { return Err(reader.missing(Some(&network), "this transaction")) };
+    drop(reader);
     raw_events(&state, &network, place.height, Some(&bytes), &page).await
 }
 
@@ -106,10 +104,9 @@ pub(crate) async fn transaction_status(
     Q(params): Q<ReadParams>,
 ) -> Result<Json<One<TransactionStatus>>, Problem> {
     params.refuse_as_of()?;
-    let (_, network) = Reader::at(&state, &network, &params).await?;
+    let (reader, network) = Reader::at(&state, &network, &params).await?;
     let bytes = hash_bytes(&hash)?;
-    let raw = state.raw().conn().await?;
-    let place = reads::tx_lookup(&raw, network.network_id, &bytes).await?;
+    let place = reads::tx_lookup(&*reader.raw(&state).await?, network.network_id, &bytes).await?;
     let head = network.head_height.or(network.projected_height).unwrap_or(0);
     let height = place.map(|place| place.height);
     let item = TransactionStatus {
@@ -210,7 +207,7 @@ pub(crate) async fn find_block(
         .ok_or_else(|| reader.missing(Some(network), "this block"))
 }
 
-/// The transaction with its transfers. Holds one connection at a time.
+/// The transaction with its transfers.
 pub(crate) async fn find_transaction(
     state: &ApiState,
     reader: Reader,
@@ -218,7 +215,7 @@ pub(crate) async fn find_transaction(
     hash: &str,
 ) -> Result<Transaction, Problem> {
     let bytes = hash_bytes(hash)?;
-    let raw = state.raw().conn().await?;
+    let raw = reader.raw(state).await?;
     let Some(place) = reads::tx_lookup(&raw, network.network_id, &bytes).await? else {
         return Err(reader.missing(Some(network), "this transaction"));
     };

@@ -235,7 +235,7 @@ async fn by_hash(
     let digits = text.strip_prefix("0x").unwrap_or(text);
     let Some(hash) = hex::decode(digits).ok().filter(|bytes| bytes.len() == 32) else { return Ok(()) };
     push_blocks(reader, taste, &reads::blocks_by_hash(&reader.conn, &hash).await?, found);
-    let raw = state.raw().conn().await?;
+    let raw = reader.raw(state).await?;
     for network in &reader.networks {
         if let Some(place) = reads::tx_lookup(&raw, network.network_id, &hash).await?
             && is_sure_enough(network, taste.finality, place.height)

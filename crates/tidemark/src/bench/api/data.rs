@@ -48,7 +48,7 @@ impl Size {
     }
     /// The collection of an asset: one in ten is in the first.
     pub(super) fn collection_of(self, asset: u64) -> u64 {
-        if asset.is_multiple_of(10) { 0 } else { asset % self.collections() }
+        if asset.is_multiple_of(10) { 0 } else { 1 + asset % (self.collections() - 1) }
     }
 }
 

@@ -85,11 +85,11 @@ impl Shop {
             let network_id = adapter.network().id.0;
             group.start(name, Stage::Source, move |running| {
                 let ingester = ingester.clone();
-                let life = async move {
+                async move {
                     running.up();
-                    Ok(ingester.run(running.stop.clone()).await?)
-                };
-                life.instrument(tracing::info_span!("network", network_id))
+                    let span = tracing::info_span!("network", network_id);
+                    Ok(ingester.run(running.stop.clone()).instrument(span).await?)
+                }
             });
         }
     }
@@ -119,11 +119,11 @@ impl Shop {
             let network_id = adapter.network().id.0;
             group.start(name, Stage::Worker, move |running| {
                 let worker = Arc::clone(&worker);
-                let life = async move {
+                async move {
                     running.up();
-                    Ok(worker.run(running.stop.clone()).await?)
-                };
-                life.instrument(tracing::info_span!("network", network_id))
+                    let span = tracing::info_span!("network", network_id);
+                    Ok(worker.run(running.stop.clone()).instrument(span).await?)
+                }
             });
         }
         self.dispatch(group, "ledger", &self.raw);

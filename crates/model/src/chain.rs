@@ -554,6 +554,11 @@ pub trait ChainAdapter: Send + Sync + 'static {
     async fn balances(&self, asks: &[BalanceAsk]) -> Result<Vec<Option<U256>>, ChainError>;
     /// Requests sent so far, for the summary of a sync.
     fn requests(&self) -> u64;
+    /// Which chain the endpoints serve, checked now where that is due: the same text for the same chain,
+    /// always. `None` where a family has no such thing.
+    async fn identity(&self) -> Result<Option<String>, ChainError> {
+        Ok(None)
+    }
 }
 
 #[cfg(test)]

@@ -46,6 +46,8 @@ pub struct Timeouts {
     pub heavy: Duration,
     /// Everything else.
     pub other: Duration,
+    /// Methods by name, before all of the above.
+    pub by_method: HashMap<String, Duration>,
 }
 
 impl Default for Timeouts {
@@ -55,6 +57,7 @@ impl Default for Timeouts {
             get_logs: Duration::from_secs(30),
             heavy: Duration::from_secs(30),
             other: Duration::from_secs(10),
+            by_method: HashMap::new(),
         }
     }
 }
@@ -62,6 +65,9 @@ impl Default for Timeouts {
 impl Timeouts {
     /// The limit for one call of `method`.
     pub fn of(&self, method: &str) -> Duration {
+        if let Some(limit) = self.by_method.get(method) {
+            return *limit;
+        }
         match method {
             "eth_blockNumber" => self.block_number,
             "eth_getLogs" => self.get_logs,
@@ -169,6 +175,15 @@ impl Endpoint {
     /// It reported this head.
     pub fn saw_head(&self, height: u64) {
         self.head.fetch_max(height, Ordering::Relaxed);
+    }
+    /// Tells operators how it does, seen from the highest head any endpoint reported.
+    pub(crate) fn report(&self, best_head: u64) {
+        metrics::gauge!("rpc_endpoint_score", "endpoint" => self.label.clone()).set(self.score());
+        // Zero is an endpoint that was never asked.
+        if let Some(behind) = best_head.checked_sub(self.head()).filter(|_| self.head() > 0) {
+            let behind = u32::try_from(behind).map_or(f64::from(u32::MAX), f64::from);
+            metrics::gauge!("rpc_endpoint_head_lag", "endpoint" => self.label.clone()).set(behind);
+        }
     }
     /// Was it found to serve another chain?
     pub fn is_other_chain(&self) -> bool {

@@ -23,14 +23,15 @@ pub struct HeadWatch {
 }
 
 impl HeadWatch {
-    /// Starts listening. Must be called inside a runtime. Only `ws://` is spoken; another scheme is named in
-    /// the log once and left out, and polling goes on without it.
+    /// Starts listening. Must be called inside a runtime. `ws://` and `wss://` are spoken; another scheme is
+    /// named in the log once and left out, and polling goes on without it.
     pub fn start(urls: &[RedactedUrl]) -> Self {
+        crate::transport::install_tls();
         let woken = Arc::new(Notify::new());
         let mut tasks = JoinSet::new();
         for url in urls {
-            if url.expose().scheme() != "ws" {
-                tracing::warn!(endpoint = %url, action = "heads_skipped", "Only ws:// is spoken for new heads.");
+            if !matches!(url.expose().scheme(), "ws" | "wss") {
+                tracing::warn!(endpoint = %url, action = "heads_skipped", "Only ws:// and wss:// are spoken for new heads.");
                 continue;
             }
             tasks.spawn(listen(url.clone(), Arc::clone(&woken)));

@@ -235,6 +235,24 @@ impl ReadPool {
         }
         Err(last)
     }
+    /// The hash of block 0 that the endpoints agree on; `None` before the first one was asked, and where no
+    /// node has that block.
+    pub fn genesis(&self) -> Option<String> {
+        lock(&self.0.genesis).clone()
+    }
+    /// Makes sure that one endpoint serves the right chain; asks nobody where that is known. The others are
+    /// checked before their first answer.
+    pub async fn verify_any(&self) -> Result<(), RpcError> {
+        let mut last = RpcError::NoEndpoint;
+        for endpoint in self.ranked() {
+            match self.0.ensure_verified(&endpoint).await {
+                Ok(()) => return Ok(()),
+                Err(error) if matches!(last, RpcError::WrongChain { .. }) => drop(error),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
     /// Checks the chain of every endpoint now. The text names chain id and genesis; an error only when no
     /// endpoint serves the right chain.
     pub async fn verify(&self) -> Result<String, RpcError> {
@@ -285,6 +303,8 @@ impl Pool {
 
     fn ranked(&self) -> Vec<Arc<Endpoint>> {
         let now = Instant::now();
+        let best_head = self.endpoints.iter().map(|endpoint| endpoint.head()).max().unwrap_or(0);
+        self.endpoints.iter().for_each(|endpoint| endpoint.report(best_head));
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let mut ranked: Vec<_> = self.endpoints.to_vec();
         let shift = turn % ranked.len().max(1);

@@ -215,11 +215,14 @@ async fn slow_answers_time_out_by_method() {
     .await;
     let mut config = config(&[&server]);
     config.timeouts.block_number = Duration::from_millis(20);
+    config.breaker.failures_max = 10;
+    config.timeouts.by_method.insert("eth_gasPrice".to_owned(), Duration::from_millis(20));
     let pool = ReadPool::new(config).expect("a pool");
     let endpoint = Arc::clone(&pool.endpoints()[0]);
-    let error =
-        pool.call::<u64>(&endpoint, &Call::new("eth_blockNumber", json!([]))).await.expect_err("slow");
-    assert!(matches!(error, RpcError::Timeout { .. }), "{error}");
+    for method in ["eth_blockNumber", "eth_gasPrice"] {
+        let error = pool.call::<u64>(&endpoint, &Call::new(method, json!([]))).await.expect_err("slow");
+        assert!(matches!(error, RpcError::Timeout { .. }), "{error}");
+    }
     assert_eq!(pool.call::<u64>(&endpoint, &call()).await.expect("it has longer"), 7);
 }
 
@@ -298,4 +301,18 @@ async fn new_heads_wake_and_the_listener_reconnects() {
     }
     let idle = HeadWatch::start(&[]);
     assert!(!idle.next(Duration::from_millis(10)).await);
+}
+
+#[tokio::test]
+async fn wss_is_spoken_with_tls() {
+    use tokio::io::AsyncReadExt;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("wss://{}/key", listener.local_addr().expect("bound"));
+    let _watch = HeadWatch::start(&[RedactedUrl::parse(&url).expect("a URL")]);
+    let accepted = tokio::time::timeout(Duration::from_secs(60), listener.accept()).await;
+    let (mut stream, _) = accepted.expect("it connects").expect("accepts");
+    let mut hello = [0; 2];
+    stream.read_exact(&mut hello).await.expect("it speaks");
+    // A TLS handshake record, and nothing of the URL before the peer has proven its name.
+    assert_eq!(hello, [0x16, 0x03]);
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use object_store::aws::AmazonS3Builder;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -96,6 +96,15 @@ impl ObjectBlobs {
     /// `file:///folder`, `s3://bucket/prefix` (credentials and endpoint from the usual AWS variables) or
     /// `memory:`.
     pub fn open(url: &RedactedUrl) -> Result<Self, BlobError> {
+        let variables = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        Self::open_with(url, variables)
+    }
+    /// The same with these variables instead of the environment's.
+    pub fn open_with(
+        url: &RedactedUrl,
+        variables: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self, BlobError> {
         let fail = |reason: String| BlobError::Url { url: url.clone(), reason };
         let full = url.expose();
         match full.scheme() {
@@ -108,10 +117,18 @@ impl ObjectBlobs {
                 Ok(Self { store: Arc::new(store), prefix: Path::default() })
             }
             "s3" => {
-                let store = AmazonS3Builder::from_env()
-                    .with_url(full.as_str())
-                    .build()
-                    .map_err(|error| fail(error.to_string()))?;
+                if rustls::crypto::CryptoProvider::get_default().is_none() {
+                    // Losing a race against another installer is as good as winning it.
+                    let _ = rustls::crypto::ring::default_provider().install_default();
+                }
+                let mut store = AmazonS3Builder::new().with_url(full.as_str());
+                for (name, value) in variables.into_iter().filter(|(name, _)| name.starts_with("AWS_")) {
+                    // Variables that are somebody else's are none of ours.
+                    if let Ok(key) = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>() {
+                        store = store.with_config(key, value);
+                    }
+                }
+                let store = store.build().map_err(|error| fail(error.to_string()))?;
                 let prefix = Path::from_url_path(full.path()).map_err(|error| fail(error.to_string()))?;
                 Ok(Self { store: Arc::new(store), prefix })
             }

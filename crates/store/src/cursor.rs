@@ -95,6 +95,22 @@ pub async fn ensure_network(conn: &Conn, network: &Network) -> Result<(), StoreE
     Ok(())
 }
 
+const KEEP_IDENTITY: &str = "
+    update ref.networks set chain_identity = $2
+     where id = $1 and (chain_identity is null or chain_identity like '%unknown%')";
+const IDENTITY: &str = "select chain_identity from ref.networks where id = $1";
+
+/// Keeps the identity of a network's chain as it was first seen; gives the one that counts. What was not known
+/// then is filled in later.
+pub async fn keep_identity(
+    conn: &Conn,
+    network: NetworkId,
+    identity: &str,
+) -> Result<Option<String>, StoreError> {
+    conn.execute("keep a chain's identity", KEEP_IDENTITY, &[&network.0, &identity]).await?;
+    Ok(conn.query_opt("read a chain's identity", IDENTITY, &[&network.0]).await?.and_then(|row| row.get(0)))
+}
+
 /// A row of ref.networks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownNetwork {

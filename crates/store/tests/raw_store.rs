@@ -88,13 +88,15 @@ struct Raw {
 
 impl Raw {
     async fn new() -> Self {
+        Self::on(Arc::new(ObjectBlobs::memory())).await
+    }
+    async fn on(blobs: Arc<dyn BlobStore>) -> Self {
         let db = db().await;
         let partitions = Partitions::new(SIZES, HashMap::new());
         partitions
             .ensure_raw(&mut db.conn().await.unwrap(), NETWORK, range(0, 40))
             .await
             .expect("partitions");
-        let blobs: Arc<dyn BlobStore> = Arc::new(ObjectBlobs::memory());
         Self {
             db,
             writer: RawWriter::new(Arc::clone(&blobs), 8192),
@@ -384,4 +386,43 @@ async fn the_same_error_is_one_row_and_its_data_is_cut() {
     assert_eq!((rows.len(), rows[0].get::<_, i64>(0)), (2, 3));
     assert!(usize::try_from(rows[0].get::<_, i32>(1)).unwrap() <= RAW_DATA_BYTES_MAX);
     assert_eq!(errors::resolve(&conn, "w", NETWORK, range(0, 9)).await.unwrap(), 2);
+}
+
+/// Bodies above the limit leave their rows and come back, damage is seen, and what is gone is said.
+async fn offloads_to(url: &str, variables: Vec<(String, String)>) {
+    let url = RedactedUrl::parse(url).expect("a URL");
+    let blobs = Arc::new(ObjectBlobs::open_with(&url, variables).expect("opens"));
+    let raw = Raw::on(Arc::<ObjectBlobs>::clone(&blobs)).await;
+    let large = json!({ "text": "x".repeat(20_000), "nul": "a\u{0}b" });
+    let records = vec![record(1, 0, 30_000, None), record(1, 1, 10, None), record(1, 2, 10, Some(large))];
+    let blocks = vec![block(1, 1, records)];
+    assert_eq!(raw.copy(batch(range(0, 3), blocks.clone())).await, 2);
+    assert_eq!(raw.read(range(0, 3)).await, blocks);
+    assert_eq!(
+        raw.count("select count(*) from raw.events where payload_ref is not null and data is null").await,
+        2
+    );
+    let missing = tidemark_store::blob::BlobRef::of(b"never put");
+    blobs.get(&missing).await.expect_err("it is not there");
+}
+
+#[tokio::test]
+async fn large_bodies_go_to_memory_and_to_a_folder() {
+    offloads_to("memory:", vec![]).await;
+    let folder = std::env::temp_dir().join(format!("tidemark-offload-{}", uuid::Uuid::new_v4()));
+    offloads_to(&format!("file://{}", folder.display()), vec![]).await;
+    std::fs::remove_dir_all(folder).expect("removes");
+}
+
+#[tokio::test]
+async fn large_bodies_go_to_s3() {
+    let Some(server) = tidemark_testkit::S3::start().await.expect("starts") else { return };
+    offloads_to("s3://bodies/under/a/prefix", server.variables().into()).await;
+    // Another key is refused, and the words say what could not be done.
+    let mut variables: Vec<_> = server.variables().into();
+    variables.iter_mut().filter(|(name, _)| name.contains("SECRET")).for_each(|(_, value)| value.push('x'));
+    let url = RedactedUrl::parse("s3://bodies/under/a/prefix").expect("a URL");
+    let blobs = ObjectBlobs::open_with(&url, variables).expect("opens");
+    let error = blobs.put(Bytes::from_static(b"body")).await.expect_err("refused").to_string();
+    assert!(error.starts_with("cannot put blob sha256:"), "{error}");
 }

@@ -2,7 +2,7 @@
 //! test in its own process: the first test starts it under a file lock, every user holds a shared lock, and
 //! a watchdog ends it when nobody has held that lock for a while, even after `kill -9` of the whole run.
 //!
-//! NATS, Redis and anvil are started per test on free ports, with folders of their own; they end when they
+//! NATS, Redis, anvil and S3 are started per test on free ports, with folders of their own; they end when they
 //! are dropped, and the kernel ends them when the test process dies.
 
 pub mod anvil;
@@ -10,11 +10,13 @@ pub mod nats;
 pub mod pg;
 mod process;
 pub mod redis;
+pub mod s3;
 pub mod tools;
 
 pub use anvil::Anvil;
 pub use nats::Nats;
 pub use redis::Redis;
+pub use s3::S3;
 
 use std::path::PathBuf;
 

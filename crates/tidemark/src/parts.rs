@@ -167,15 +167,15 @@ fn adapter(config: &Config, network: &NetworkConfig) -> anyhow::Result<EvmAdapte
     };
     (evm.step_init, evm.step_min, evm.step_max) =
         (ingest.getlogs_step_init, ingest.getlogs_step_min, ingest.getlogs_step_max);
-    let set = |name: &str, slot: &mut Duration| {
-        if let Some(millis) = ingest.rpc_timeouts_ms.get(name) {
-            *slot = Duration::from_millis(*millis);
+    for (method, millis) in &ingest.rpc_timeouts_ms {
+        let limit = Duration::from_millis(*millis);
+        match method.as_str() {
+            "default" => evm.timeouts.other = limit,
+            // Also the limit of batches of headers and the like.
+            "eth_getBlockReceipts" => evm.timeouts.heavy = limit,
+            _ => drop(evm.timeouts.by_method.insert(method.clone(), limit)),
         }
-    };
-    set("eth_blockNumber", &mut evm.timeouts.block_number);
-    set("eth_getLogs", &mut evm.timeouts.get_logs);
-    set("eth_getBlockReceipts", &mut evm.timeouts.heavy);
-    set("default", &mut evm.timeouts.other);
+    }
     Ok(EvmAdapter::new(evm)?)
 }
 

@@ -56,7 +56,8 @@ pub enum Audit {
     Off,
     /// A second endpoint, if there is one that has the blocks, is asked for the same logs: one more request
     /// per sub-range. Whatever it has and the first has not is settled by receipts. At the tip it must
-    /// answer quickly or it is not heard.
+    /// answer quickly or it is not heard. In history without a second endpoint, the receipts of one block per
+    /// sub-range are read instead: a sample.
     #[default]
     SecondEndpoint,
     /// As above; where there is no second endpoint, the receipts of every block with records are read: one

@@ -206,6 +206,12 @@ impl ChainAdapter for EvmAdapter {
     fn requests(&self) -> u64 {
         self.pool.requests()
     }
+    async fn identity(&self) -> Result<Option<String>, ChainError> {
+        self.pool.verify_any().await.map_err(|error| self.explain("its chain", &error))?;
+        // A chain whose nodes have forgotten their first block is known by its id alone.
+        let genesis = self.pool.genesis().unwrap_or_else(|| "unknown".to_owned());
+        Ok(Some(format!("chain {}, genesis {genesis}", self.config.chain_id)))
+    }
 }
 
 fn refuse(config: &EvmConfig, reason: String) -> ChainError {

@@ -32,7 +32,7 @@ use tidemark_store::cursor::{self, Shard};
 use tidemark_store::errors::{self, IndexingError, Severity};
 use tidemark_store::partitions::{PartitionSizes, Partitions};
 use tidemark_store::raw::{PAYLOAD_INLINE_MAX_BYTES, Prepared, RawError, RawWriter};
-use tidemark_store::{Db, StoreError, Tx, Verdict as StoreVerdict};
+use tidemark_store::{Conn, Db, StoreError, Tx, Verdict as StoreVerdict};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -147,6 +147,16 @@ pub enum IngestError {
         /// As stored.
         reason: String,
     },
+    /// The endpoints serve another chain than the one in the database.
+    #[error(
+        "the endpoints serve {found}, and this database holds {kept}: check rpc, or use another database"
+    )]
+    OtherChain {
+        /// What they serve.
+        found: String,
+        /// What was read before.
+        kept: String,
+    },
     /// The contracts were divided otherwise when this network was read before.
     #[error(
         "this network was read in shards {before} and is to be read in {now}: their cursors do not fit; set \
@@ -202,7 +212,7 @@ impl IngestError {
             },
             Self::Blob(_) => Response::Retry,
             Self::Halt { .. } | Self::StillHalted { .. } => Response::Halt,
-            Self::Divided { .. } | Self::Crashed { .. } => Response::Fail,
+            Self::OtherChain { .. } | Self::Divided { .. } | Self::Crashed { .. } => Response::Fail,
         }
     }
 }
@@ -368,9 +378,13 @@ impl Core {
 
     /// From what the database says until an error: history while there is some, then the tip, and so on.
     async fn session(self: &Arc<Self>) -> Result<(), IngestError> {
+        let identity = self.adapter.identity().await?;
         let conn = self.db.conn().await?;
         cursor::ensure_network(&conn, self.adapter.network()).await?;
         cursor::ensure_head(&conn, self.network()).await?;
+        if let Some(identity) = identity {
+            self.check_identity(&conn, identity).await?;
+        }
         self.ensure_cursors(&conn).await?;
         for lane in &self.lanes {
             lane.leases.release_own(&conn).await?;
@@ -392,6 +406,18 @@ impl Core {
                 Phase::Tip if !self.position().await?.1 => self.align().await?,
                 Phase::Tip => self.tip(head, &mut indexing).await?,
             }
+        }
+    }
+
+    /// The database holds one chain, for ever: another one behind the same name or configuration is refused,
+    /// at every start and whenever we come back from an error. The adapter checks each endpoint for itself.
+    async fn check_identity(&self, conn: &Conn, found: String) -> Result<(), IngestError> {
+        match cursor::keep_identity(conn, self.network(), &found).await? {
+            // What nobody knows is no contradiction.
+            Some(kept) if kept != found && !found.contains("unknown") => {
+                Err(IngestError::OtherChain { found, kept })
+            }
+            _ => Ok(()),
         }
     }
 

@@ -120,6 +120,8 @@ pub(crate) struct FakeChain {
     pub(crate) answer_blocks: AtomicU64,
     /// Does history bring empty blocks?
     pub(crate) history_coverage: BlockCoverage,
+    /// Which chain it is.
+    pub(crate) identity: Mutex<String>,
     /// Called before each fetch.
     pub(crate) on_fetch: Mutex<Option<Hook>>,
     grown: Notify,
@@ -144,6 +146,7 @@ impl FakeChain {
             failures: Mutex::default(),
             answer_blocks: AtomicU64::new(9),
             history_coverage: BlockCoverage::WithRecords,
+            identity: Mutex::new("chain 7, genesis unknown".to_owned()),
             on_fetch: Mutex::default(),
             grown: Notify::new(),
             requests: AtomicU64::new(0),
@@ -237,6 +240,9 @@ impl ChainAdapter for FakeChain {
     fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
+    async fn identity(&self) -> Result<Option<String>, ChainError> {
+        Ok(Some(self.identity.lock().unwrap().clone()))
+    }
 }
 
 /// A part of the chain's records, as a filter by contract gives it; transactions of one block may lie in
@@ -282,5 +288,8 @@ impl ChainAdapter for FakeShard {
     }
     fn requests(&self) -> u64 {
         self.chain.requests()
+    }
+    async fn identity(&self) -> Result<Option<String>, ChainError> {
+        self.chain.identity().await
     }
 }

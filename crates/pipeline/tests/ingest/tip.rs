@@ -68,3 +68,29 @@ async fn tip_and_history_need_no_consumer() {
     world.catch_up().await;
     world.assert_equals_chain().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_holds_one_chain_for_ever() {
+    let world = World::new(FakeChain::new(0, 20, None)).await;
+    let say = |name: &str| name.clone_into(&mut world.chain.identity.lock().unwrap());
+    let kept = async || {
+        let row = world.conn().await.query_one("ask", "select chain_identity from ref.networks", &[]).await;
+        row.expect("a network").get::<_, String>(0)
+    };
+    world.catch_up().await;
+    assert_eq!(kept().await, "chain 7, genesis unknown");
+    // What was not known is filled in, once.
+    say("chain 7, genesis 0xaa");
+    world.catch_up().await;
+    say("chain 7, genesis unknown");
+    world.catch_up().await;
+    assert_eq!(kept().await, "chain 7, genesis 0xaa");
+    say("chain 7, genesis 0xbb");
+    let running = world.start(options("a"));
+    let ended = tokio::time::timeout(DEADLINE, running.task).await.expect("ends").expect("no panic");
+    let error = ended.expect_err("another chain").to_string();
+    assert!(error.contains("0xbb") && error.contains("0xaa"), "{error}");
+    assert_eq!(kept().await, "chain 7, genesis 0xaa");
+    say("chain 7, genesis 0xaa");
+    world.catch_up().await;
+}

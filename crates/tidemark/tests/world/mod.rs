@@ -17,7 +17,7 @@ use tidemark_testkit::pg::TestDb;
 use tokio::process::{Child, Command};
 
 /// Everything that counts, waits at most this long; a machine with other work to do is slow.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Balances by contract, token and account; no zero rows.

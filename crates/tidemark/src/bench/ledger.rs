@@ -388,7 +388,7 @@ impl Ground {
             self.segment(lanes[0].chain, block).await?;
             left -= count;
         }
-        self.db.conn().await?.batch("settle", "vacuum analyze; checkpoint").await?;
+        self.db.conn().await?.batch("settle", "analyze; checkpoint").await?;
         let mut live: [Vec<f64>; 2] = Default::default();
         let mut in_bulk: [Vec<f64>; 2] = Default::default();
         // The first round warms caches and prepared statements.

@@ -86,5 +86,5 @@ setup: ## Install what running needs: Postgres server binaries, only if missing
 	@scripts/setup.sh run
 
 .PHONY: setup-test
-setup-test: ## Install what testing needs: Postgres, Redis, NATS, SeaweedFS, anvil, solc, Chromium, nextest
+setup-test: ## Install what testing needs: Postgres, Redis, NATS, anvil, solc, Chromium, nextest
 	@scripts/setup.sh test

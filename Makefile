@@ -92,5 +92,5 @@ setup: ## Install what running needs: Postgres server binaries, only if missing
 	@scripts/setup.sh run
 
 .PHONY: setup-test
-setup-test: ## Install what testing needs: Postgres, Redis, NATS, SeaweedFS, schemathesis, anvil, solc, Chromium, nextest
+setup-test: ## Install what testing needs: Postgres, Redis, NATS, schemathesis, anvil, solc, Chromium, nextest
 	@scripts/setup.sh test

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what is missing and says what it does. Safe to run again: what is there is left alone.
 #   scripts/setup.sh run     what `make dev` needs: Postgres server binaries
-#   scripts/setup.sh test    what `make test` needs: also Redis, NATS, SeaweedFS, schemathesis, anvil, solc, Chromium, cargo-nextest
+#   scripts/setup.sh test    what `make test` needs: also Redis, NATS, schemathesis, anvil, solc, Chromium, cargo-nextest
+#   scripts/setup.sh s3      SeaweedFS, for the test of large bodies on S3; it is skipped aloud without
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -107,14 +108,14 @@ case ${1:-run} in
         need_apt redis-server redis-server "Redis 7"
         need_apt setpriv util-linux "util-linux"
         need_python_tools
-        need_s3
         need_npm_tools
         need_contracts
         need_chromium
         report_missing # Before the long step.
         need_nextest
         ;;
-    *) fail "usage: scripts/setup.sh run|test" ;;
+    s3) need_s3 ;;
+    *) fail "usage: scripts/setup.sh run|test|s3" ;;
 esac
 report_missing
 say "everything that '${1:-run}' needs is there"

@@ -74,7 +74,7 @@ impl From<Place> for TransferPlace {
 /// A connection for raw reads.
 pub(crate) enum RawConn<'a> {
     Shared(&'a Conn),
-    Own(Conn),
+    Own(Box<Conn>),
 }
 
 impl std::ops::Deref for RawConn<'_> {
@@ -93,7 +93,7 @@ impl Reader {
     pub(crate) async fn raw(&self, state: &ApiState) -> Result<RawConn<'_>, Problem> {
         match reads::is_same_database(state.app(), state.raw()) {
             true => Ok(RawConn::Shared(&self.conn)),
-            false => Ok(RawConn::Own(state.raw().conn().await?)),
+            false => Ok(RawConn::Own(Box::new(state.raw().conn().await?))),
         }
     }
 

@@ -53,7 +53,7 @@ impl StatusProjector {
                 due.extend(changed.iter().map(|one| one.network_id));
                 seen.extend(changed.into_iter().map(|one| (one.network_id, one)));
             }
-            if looks % MEASURE_EVERY == 0 {
+            if looks.is_multiple_of(MEASURE_EVERY) {
                 self.measure(&seen, &mut due).await?;
             }
             looks += 1;

@@ -67,7 +67,8 @@ impl S3 {
             "-s3.port.iceberg=0",
             "-s3.port.lance=0",
             "-master.telemetry=false",
-            "-volume.max=5",
+            "-volume.max=20",
+            "-volume.minFreeSpace=1MiB",
             "-master.volumeSizeLimitMB=64",
         ]
         .map(str::to_owned)

@@ -230,7 +230,7 @@ async fn listeners_cut_off_at_random_and_walkers_of_pages_know_the_truth_through
     for step in 0..steps {
         if step % 6 == 5 {
             // Some surely take back what was told; some come before anybody has read what they replace.
-            if reorgs % 2 == 0 {
+            if reorgs.is_multiple_of(2) {
                 let head = sim.block(sim.head()).expect("mined");
                 live.reads_up_to(sim.head(), &head.hash.to_string()).await;
             }

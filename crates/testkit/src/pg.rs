@@ -237,13 +237,15 @@ fn initdb(bin: &Path, data: &Path) -> anyhow::Result<()> {
 /// the lock itself, so that a test that starts at that moment waits and then starts a new one.
 const WATCHDOG: &str = r#"
 idle=0
-while [ $idle -lt 6 ]; do
+while [ $idle -lt 15 ]; do
     sleep 2
     if flock -n -x users.lock true; then idle=$((idle + 1)); else idle=0; fi
-    if [ $idle -eq 6 ]; then
-        flock -n -x users.lock sh -c '"$@"; rm -rf data port' stop "$@" || idle=0
+    if [ $idle -eq 15 ]; then
+        flock -n -x users.lock sh -c '"$@"; rm -f port; mv data old-$$' stop "$@" || idle=0
     fi
 done
+# Gigabytes take their time; whoever starts the next cluster must not wait for it.
+rm -rf old-*
 "#;
 
 fn watchdog(bin: &Path, dir: &Path, data: &Path) -> anyhow::Result<()> {

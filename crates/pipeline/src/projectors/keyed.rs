@@ -8,7 +8,7 @@ use tidemark_model::envelope::Draft;
 use tidemark_model::ids::{BlockHash, EventId, NetworkId, TxId};
 use tidemark_model::subject::Subject;
 use tidemark_store::projection::live::{
-    self, AccountChange, HoldingChange, OwnershipKeys, StatsChange, TransferDetail, TransferRow,
+    self, AccountChange, CardChange, HoldingChange, OwnershipKeys, StatsChange, TransferDetail, TransferRow,
 };
 use tidemark_store::{Tx, projection};
 use time::OffsetDateTime;
@@ -65,14 +65,7 @@ pub async fn rebuild_keys(
     let cards = live::rebuild_cards(tx, &assets, &moves.seen, &exact).await?;
     done.rows += cards.iter().map(|change| change.written).sum::<u64>();
 
-    let stats: Vec<StatsChange> = cards
-        .into_iter()
-        .map(|cards| StatsChange {
-            owners: owners.get(&cards.collection_id).copied().unwrap_or(0),
-            transfers: moves.by_collection.get(&cards.collection_id).copied().unwrap_or(0),
-            cards,
-        })
-        .collect();
+    let stats = stats_changes(cards, &owners, &moves.by_collection);
     done.rows += live::move_stats(tx, &stats).await?;
     done.rows += live::move_accounts(tx, &account_changes(&moves, &holdings)).await?;
 
@@ -91,6 +84,39 @@ pub async fn rebuild_keys(
     }
     live::look_up_as_usual(tx).await?;
     Ok(done)
+}
+
+/// What the statistics of each collection move by: every difference that was written must be counted, also
+/// one in a collection without a card in this batch. The statements of a batch see the ledger at different
+/// moments, and an event of the batch may have become another one's meanwhile (a reorg gave its place to
+/// another log): its balances move now, its cards come with the events that say so.
+fn stats_changes(
+    cards: Vec<CardChange>,
+    owners: &BTreeMap<Uuid, i64>,
+    transfers: &BTreeMap<Uuid, i64>,
+) -> Vec<StatsChange> {
+    let mut cards: BTreeMap<Uuid, CardChange> =
+        cards.into_iter().map(|cards| (cards.collection_id, cards)).collect();
+    for collection in owners.keys().chain(transfers.keys()) {
+        cards.entry(*collection).or_insert_with(|| CardChange {
+            collection_id: *collection,
+            written: 0,
+            assets: 0,
+            supply: "0".to_owned(),
+            stubs: 0,
+            height: 0,
+            lowered: false,
+        });
+    }
+    let of = |counts: &BTreeMap<Uuid, i64>, collection: &Uuid| counts.get(collection).copied().unwrap_or(0);
+    cards
+        .into_values()
+        .map(|cards| StatsChange {
+            owners: of(owners, &cards.collection_id),
+            transfers: of(transfers, &cards.collection_id),
+            cards,
+        })
+        .collect()
 }
 
 async fn project_transfers(
@@ -306,6 +332,27 @@ mod tests {
     use tidemark_model::ids::{AccountId, AssetId, CollectionId};
 
     use super::*;
+
+    #[test]
+    fn no_difference_is_lost_for_want_of_a_card() {
+        let card = CardChange {
+            collection_id: Uuid::from_u128(1),
+            written: 2,
+            assets: 1,
+            supply: "3".to_owned(),
+            stubs: 1,
+            height: 9,
+            lowered: false,
+        };
+        let owners = BTreeMap::from([(Uuid::from_u128(1), 1), (Uuid::from_u128(2), -1)]);
+        let transfers = BTreeMap::from([(Uuid::from_u128(3), 4)]);
+        let stats = stats_changes(vec![card.clone()], &owners, &transfers);
+        let moved: Vec<_> =
+            stats.iter().map(|one| (one.cards.collection_id.as_u128(), one.owners, one.transfers)).collect();
+        assert_eq!(moved, [(1, 1, 0), (2, -1, 0), (3, 0, 4)]);
+        assert_eq!(stats[0].cards, card);
+        assert_eq!((stats[1].cards.assets, stats[1].cards.supply.as_str()), (0, "0"));
+    }
 
     fn at(height: i64, block: u8, is_reverted: bool, turn: i64) -> TransferDetail {
         TransferDetail {

@@ -94,9 +94,15 @@ pub async fn normalize(
         named.extend(row.asset);
     }
     let height = written.iter().map(|row| row.block.height).max().unwrap_or_default().as_i64();
-    // Executed again in another block, an event may name another asset: the old one changed as well.
-    let left: BTreeSet<AssetId> =
-        upserted.touched.iter().filter(|id| !named.contains(id) && !opened.contains(id)).copied().collect();
+    // Executed again in another block, an event may name another asset: the old one changed as well. And a late
+    // event that gives way to the one that stands may have made an asset that no event names.
+    let left: BTreeSet<AssetId> = upserted
+        .touched
+        .iter()
+        .chain(&new_assets)
+        .filter(|id| !named.contains(id) && !opened.contains(id))
+        .copied()
+        .collect();
     emitted.extend(drafts::ownership_changed(network, "opening", height, &opened, cause));
     emitted.extend(drafts::ownership_changed(network, "reorg", height, &left, cause));
     Ok(Normalized {

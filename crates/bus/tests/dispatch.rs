@@ -255,3 +255,56 @@ async fn a_woken_relay_does_not_wait_for_its_next_look() -> anyhow::Result<()> {
     recording.stop().await?;
     running.stop().await
 }
+
+/// Does something before the transaction, and cannot go without it.
+#[derive(Default)]
+struct Prepares {
+    ready: std::sync::Mutex<std::collections::HashSet<uuid::Uuid>>,
+}
+
+#[async_trait::async_trait]
+impl Handler for Prepares {
+    fn kind(&self) -> &'static str {
+        RECORDER
+    }
+    fn accepts(&self) -> &'static [Accepts] {
+        &[Accepts { subject: "ledger.finality.advanced", versions: &[1] }]
+    }
+    async fn prepare(&self, batch: &[Delivered]) -> Result<(), HandleError> {
+        self.ready.lock().expect("free").extend(batch.iter().map(Delivered::event_id));
+        Ok(())
+    }
+    async fn apply(&self, _: &Tx<'_>, batch: &[Delivered]) -> Result<(), HandleError> {
+        let mut ready = self.ready.lock().expect("free");
+        let all = batch.iter().all(|event| ready.remove(&event.event_id()));
+        if all { Ok(()) } else { Err(HandleError::retry("not prepared")) }
+    }
+}
+
+#[tokio::test]
+async fn operators_prepare_before_they_apply() -> anyhow::Result<()> {
+    use tidemark_bus::dlq::{Desk, release};
+    use tidemark_bus::replay::{ReplayRequest, Selector, replay};
+    let rig = Rig::postgres().await?;
+    let refusing = Arc::new(Recorder::default());
+    refusing.never.store(true, Ordering::SeqCst);
+    *refusing.poison.lock().expect("free") = Some(("a".into(), 1));
+    let (relay, handler) = (rig.run_relay(), rig.run_handler(refusing));
+    rig.emit(&[("a", 1), ("a", 2), ("b", 1)]).await?;
+    rig.caught_up(RECORDER, 3).await?;
+    let handlers: Vec<Arc<dyn Handler>> = vec![Arc::new(Prepares::default())];
+    let desk = Desk { db: rig.db.clone(), registry: rig.registry.clone(), handlers };
+    let released = release(&desk, RECORDER, "a", "tester", None).await?;
+    assert_eq!((released.applied, released.unparked, released.failed), (2, true, None));
+    let request = ReplayRequest {
+        handler: RECORDER.into(),
+        selector: Selector::Numbers { part: None, from: 1, to: 100 },
+        by: "tester".into(),
+        reason: None,
+        dry_run: false,
+        per_second: None,
+    };
+    assert_eq!(replay(&desk, &request).await?.events, 3);
+    handler.stop().await?;
+    relay.stop().await
+}

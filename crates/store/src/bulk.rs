@@ -285,7 +285,8 @@ const DELETE_VIEW: &str = "
      where m.old + m.net = 0 and v.asset_id = m.asset_id and v.account_id = m.account_id";
 const UPDATE_VIEW: &str = "
     update projection.ownership_view v
-       set qty = m.old + m.net, qty_finalized = m.old + m.net, finality_status = 'finalized', updated_at = $1
+       set qty = m.old + m.net, qty_finalized = m.old + m.net, finality_status = 'finalized', open_height = null,
+           updated_at = $1
       from seg_merge m
      where m.old + m.net <> 0 and m.net <> 0 and v.asset_id = m.asset_id and v.account_id = m.account_id";
 const INSERT_VIEW: &str = "
@@ -295,7 +296,7 @@ const INSERT_VIEW: &str = "
      where at is null and net <> 0 order by asset_id, account_id
     on conflict (asset_id, account_id) do update
        set qty = excluded.qty, qty_finalized = excluded.qty_finalized, finality_status = 'finalized',
-           updated_at = excluded.updated_at";
+           open_height = null, updated_at = excluded.updated_at";
 
 /// Merges the staged balances into ledger.ownership_current and projection.ownership_view.
 pub async fn merge_balances(tx: &Tx<'_>, network: NetworkId, now: OffsetDateTime) -> Result<(), StoreError> {

@@ -60,9 +60,16 @@ async fn ensure_day(conn: &Conn, table: &str, day: Date) -> Result<(), StoreErro
     // Only identifiers and dates of our own making. A short wait for the lock: events go to the default
     // partition meanwhile, and nobody queues behind us (pitfall A19). One message, so it is one transaction
     // that the server itself ends: a caller that goes away leaves no open transaction in the pool.
+    // A day only grows and goes as a whole: it need not be vacuumed or sampled at every tenth of its growth,
+    // and nobody asks for statistics of whole envelopes.
+    let unsampled = match table {
+        "outbox_events" => format!("; alter table {name} alter column envelope set statistics 0"),
+        _ => String::new(),
+    };
     let sql = format!(
         "set local lock_timeout = '1s'; \
-         create table if not exists {name} partition of system.{table} for values from ('{day}') to ('{next}')"
+         create table if not exists {name} partition of system.{table} for values from ('{day}') to ('{next}') \
+         with (autovacuum_analyze_scale_factor = 1, autovacuum_vacuum_insert_scale_factor = 1){unsampled}"
     );
     match conn.batch("make a day partition", &sql).await {
         Ok(()) => Ok(()),

@@ -371,7 +371,24 @@ pub struct Tx<'a> {
     inner: deadpool_postgres::Transaction<'a>,
 }
 
+/// The planner's default costs are a spinning disk's: until a table has several hundred thousand rows it
+/// would rather read all of it than look a thousand keys up. A plan made once, without a look at how many
+/// keys there are, looks each of them up, and is not made anew for every batch.
+const BY_KEY: &str = "set local enable_seqscan = off; set local random_page_cost = 1.1; \
+                      set local plan_cache_mode = force_generic_plan";
+const AS_USUAL: &str = "set local enable_seqscan to default; set local random_page_cost to default; \
+                        set local plan_cache_mode to default";
+
 impl Tx<'_> {
+    /// Makes the statements that follow look rows up by key, however small their tables are. Such a
+    /// statement must not join two sets of its own: nothing tells the planner that they are large.
+    pub async fn look_up_by_key(&self) -> Result<(), StoreError> {
+        self.batch("prefer keys", BY_KEY).await
+    }
+    /// Ends [`Self::look_up_by_key`] for what else happens in the transaction.
+    pub async fn look_up_as_usual(&self) -> Result<(), StoreError> {
+        self.batch("stop preferring keys", AS_USUAL).await
+    }
     /// All rows.
     pub async fn query(
         &self,

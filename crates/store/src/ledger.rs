@@ -618,7 +618,7 @@ const CONFIRM: &str = "
         update ledger.normalized_event_keys
            set finality_status = 'confirmed'
          where network_id = $1 and block_number > $2 and block_number <= $3
-           and finality_status <> 'finalized' and finality_status = 'pending' and not is_reverted
+           and finality_status = 'pending' and not is_reverted
         returning normalized_event_id
     )
     update ledger.normalized_events e

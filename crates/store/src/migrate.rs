@@ -41,6 +41,7 @@ migrations!(
     "0014_claims_by_age",
     "0015_api",
     "0016_shards",
+    "0017_open_height",
 );
 
 /// What [`run`] did.

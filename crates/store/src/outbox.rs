@@ -212,19 +212,20 @@ const DECLARE_STREAM: &str =
     "insert into system.bus_streams (stream, parts) values ($1, $2) on conflict (stream) do nothing";
 const STREAM_PARTS: &str = "select parts from system.bus_streams where stream = $1";
 
-// The database's own time is put in here, so that dbWriteTs is what its name says.
+// The database's own time is put in here, so that dbWriteTs is what its name says; into the text, which ends
+// where it belongs, so that it is parsed once.
 const APPEND: &str = "
     insert into system.outbox_events
         (id, aggregate_type, aggregate_id, event_type, topic, stream, part, partition_key, correlation_id,
          retention_class, tenant_id, envelope)
     select e.id, e.aggregate_type, e.partition_key, e.event_type, e.topic, e.stream, e.part, e.partition_key,
-           e.correlation_id, $11, $12,
-           e.envelope::jsonb || jsonb_build_object('outbox',
-               jsonb_build_object('dbWriteTs', now(), 'outboxId', e.outbox_id))
-    from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::text[],
-                $8::uuid[], $9::text[], $10::text[]) with ordinality
+           e.correlation_id, $10, $11,
+           (e.envelope || n.at || '}}')::jsonb
+    from (select to_json(now())::text as at offset 0) n
+   cross join unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::text[],
+                $8::uuid[], $9::text[]) with ordinality
          as e (id, aggregate_type, event_type, topic, stream, part, partition_key, correlation_id, envelope,
-               outbox_id, place)
+               place)
     order by e.place";
 
 impl Emitter {
@@ -285,7 +286,6 @@ impl Emitter {
                 &rows.keys,
                 &rows.correlations,
                 &rows.envelopes,
-                &rows.outbox_ids,
                 &options.retention.as_str(),
                 &options.tenant_id,
             ],
@@ -405,11 +405,10 @@ struct Rows {
     keys: Vec<String>,
     correlations: Vec<Uuid>,
     envelopes: Vec<String>,
-    outbox_ids: Vec<String>,
 }
 
 impl Rows {
-    fn push(&mut self, draft: &Draft, envelope: &Envelope, text: String, part: u16) {
+    fn push(&mut self, draft: &Draft, envelope: &Envelope, mut text: String, part: u16) {
         self.ids.push(Uuid::from_u128(u128::from(draft.event_id)));
         self.aggregates.push(draft.subject.aggregate().to_owned());
         self.event_types.push(envelope.event_type.clone());
@@ -418,8 +417,9 @@ impl Rows {
         self.parts.push(i16::try_from(part).expect("below PARTITIONS_MAX"));
         self.keys.push(draft.partition_key.clone());
         self.correlations.push(Uuid::from_u128(u128::from(envelope.correlation_id)));
+        assert_eq!(text.pop(), Some('}'), "an envelope is an object");
+        text.push_str(&format!(r#","outbox":{{"outboxId":"{}","dbWriteTs":"#, draft.event_id));
         self.envelopes.push(text);
-        self.outbox_ids.push(draft.event_id.to_string());
     }
 }
 

@@ -423,14 +423,39 @@ pub struct AssetRow {
     pub collection_name: Option<String>,
 }
 
+/// How sure the row `$of` is: the projection keeps the height of the newest event above finality that the row
+/// rests on, and the head says whether that is confirmed.
+macro_rules! status_of {
+    ($of:literal) => {
+        concat!(
+            "case when ",
+            $of,
+            ".finality_status = 'pending'
+                   and ",
+            $of,
+            ".open_height <= (select coalesce(hd.head_height, hd.projected_height) - hd.confirmations
+                                                   from projection.network_status hd
+                                                  where hd.network_id = ",
+            $of,
+            ".network_id)
+                  then 'confirmed' else ",
+            $of,
+            ".finality_status end"
+        )
+    };
+}
 macro_rules! asset_select {
     () => {
-        "select c.asset_id, c.network_id, c.collection_id, c.token_id, c.standard, c.name, c.image_url, c.is_stub,
-                c.is_burned, c.supply::text as supply, c.history, c.finality_status::text as finality_status,
-                c.last_height, c.updated_at, s.address as contract, s.name as collection_name
-           from projection.asset_cards c
-           left join lateral (select x.address, x.name from projection.collection_stats x
-                               where x.collection_id = c.collection_id limit 1) s on true "
+        concat!(
+            "select c.asset_id, c.network_id, c.collection_id, c.token_id, c.standard, c.name, c.image_url, c.is_stub,
+                    c.is_burned, c.supply::text as supply, c.history, (",
+            status_of!("c"),
+            ")::text as finality_status,
+                    c.last_height, c.updated_at, s.address as contract, s.name as collection_name
+               from projection.asset_cards c
+               left join lateral (select x.address, x.name from projection.collection_stats x
+                                   where x.collection_id = c.collection_id limit 1) s on true "
+        )
     };
 }
 
@@ -522,7 +547,9 @@ macro_rules! qty_at {
             "case ",
             $finality,
             " when 'finalized' then o.qty_finalized
-                  when 'confirmed' then case when o.finality_status = 'pending' then o.qty_finalized else o.qty end
+                  when 'confirmed' then case when ",
+            status_of!("o"),
+            " = 'pending' then o.qty_finalized else o.qty end
                   else o.qty end"
         )
     };
@@ -533,9 +560,12 @@ macro_rules! status_at {
             "case ",
             $finality,
             " when 'finalized' then 'finalized'
-                  when 'confirmed' then case when o.finality_status = 'pending' then 'finalized'
-                                             else o.finality_status::text end
-                  else o.finality_status::text end"
+                  when 'confirmed' then coalesce(nullif((",
+            status_of!("o"),
+            ")::text, 'pending'), 'finalized')
+                  else (",
+            status_of!("o"),
+            ")::text end"
         )
     };
 }

@@ -590,6 +590,9 @@ impl Place {
             "effective_io_concurrency=64",
             "jit=off",
             "autovacuum_naptime=15s",
+            // Small tables that grow fast would be sampled every time; plans here go by keys anyway.
+            "autovacuum_analyze_threshold=5000",
+            "autovacuum_analyze_scale_factor=0.2",
             "log_checkpoints=off",
             "log_min_messages=warning",
             "timezone=UTC",

@@ -103,6 +103,53 @@ async fn a_database_of_a_newer_version_is_refused_and_left_alone() {
     assert_eq!(world.number("select count(*) from system.processes").await, Some(0));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_in_use_ends_the_start_and_names_the_setting() {
+    let mut world = World::plain(Sim::new(SimConfig::small(14))).await;
+    world.run(&["migrate"]).await.succeeded("migrates");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    for (variable, key) in [
+        ("TIDEMARK__API__LISTEN", "api.listen"),
+        ("TIDEMARK__API__ADMIN_LISTEN", "api.admin_listen"),
+        ("TIDEMARK__TELEMETRY__LISTEN", "telemetry.listen"),
+    ] {
+        let token = ("TIDEMARK__API__ADMIN_TOKEN", "a-token-that-is-long-enough-for-this".to_owned());
+        world.env = vec![(variable, address.clone()), token];
+        let ended = world.run(&["run"]).await;
+        assert_eq!(ended.code, Some(1), "{variable}: {}", ended.err);
+        let said = format!("{address} is in use: stop what listens there, or set {key}");
+        assert!(ended.err.contains(&said), "{variable}: {}", ended.err);
+    }
+    assert_eq!(world.number("select count(*) from system.processes").await, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_is_watched_while_its_database_goes_and_comes_back() {
+    let scratch = Scratch::new();
+    let options = Options { data_dir: scratch.0.clone(), port: None };
+    let server = EmbeddedPg::start(&options).await.expect("starts");
+    let url = server.url().expose().to_string();
+    let sim = Sim::new(SimConfig::small(15));
+    let mut world = World::on(url, sim, vec![FaultProfile::default()], Setup::default()).await;
+    world.run(&["sync", "--until", "finalized"]).await.succeeded("syncs");
+    let watching = world.start(&["status", "--watch"]);
+    let screens = |watching: &world::Running| watching.said().matches("\x1b[2J").count();
+    until("it shows the network twice", || watching.said().matches("simnet").count() >= 2).await;
+    server.stop().await.expect("stops");
+    until("it says what is wrong", || watching.said().contains("cannot connect")).await;
+    let server = EmbeddedPg::start(&options).await.expect("starts again");
+    let before = screens(&watching);
+    until("it shows the network again", || {
+        let said = watching.said();
+        let latest = said.rsplit("\x1b[2J").next().unwrap_or_default();
+        screens(&watching) > before + 1 && latest.contains("simnet")
+    })
+    .await;
+    assert_eq!(watching.stop().await.code, Some(0));
+    server.stop().await.expect("stops");
+}
+
 /// A small file system in memory, unmounted with its test; none where we may not mount.
 struct SmallDisk(PathBuf);
 

@@ -217,6 +217,7 @@ impl Handler for LedgerHandler {
         Ok(())
     }
     async fn apply(&self, tx: &Tx<'_>, batch: &[Delivered]) -> Result<(), HandleError> {
+        tx.look_up_by_key().await?;
         for delivered in batch {
             let done = match delivered.envelope.event_type.as_str() {
                 "chain.block.ingested" => self.block(tx, delivered).await,
@@ -234,7 +235,7 @@ impl Handler for LedgerHandler {
             let event: ReorgDetected = payload(delivered)?;
             bulk::count_reorg(tx, event.network_id).await?;
         }
-        Ok(())
+        Ok(tx.look_up_as_usual().await?)
     }
 }
 

@@ -8,7 +8,8 @@ use tidemark_model::envelope::Draft;
 use tidemark_model::ids::{BlockHash, EventId, NetworkId, TxId};
 use tidemark_model::subject::Subject;
 use tidemark_store::projection::live::{
-    self, AccountChange, CardChange, HoldingChange, OwnershipKeys, StatsChange, TransferDetail, TransferRow,
+    self, AccountChange, CardChange, CardKey, HoldingChange, OwnershipKeys, StatsChange, TransferDetail,
+    TransferRow,
 };
 use tidemark_store::{Tx, projection};
 use time::OffsetDateTime;
@@ -35,7 +36,7 @@ pub async fn rebuild_keys(
     touched: &Touched,
 ) -> Result<Projected, WorkError> {
     projection::lock_network(tx, network).await?;
-    live::look_up_by_key(tx).await?;
+    tx.look_up_by_key().await?;
     let mut done = Projected::default();
 
     if !touched.whole_assets.is_empty() {
@@ -60,9 +61,13 @@ pub async fn rebuild_keys(
     assets.extend(&whole);
     let mut exact = moves.exact_assets.clone();
     exact.extend(&whole);
-    let assets: Vec<Uuid> = assets.into_iter().collect();
-    let exact: Vec<Uuid> = exact.into_iter().collect();
-    let cards = live::rebuild_cards(tx, &assets, &moves.seen, &exact).await?;
+    let key = |asset: &Uuid| CardKey {
+        asset: *asset,
+        seen: moves.seen.get(asset).copied(),
+        exact: exact.contains(asset),
+    };
+    let keys: Vec<CardKey> = assets.iter().map(key).collect();
+    let cards = live::rebuild_cards(tx, &keys).await?;
     done.rows += cards.iter().map(|change| change.written).sum::<u64>();
 
     let stats = stats_changes(cards, &owners, &moves.by_collection);
@@ -82,7 +87,7 @@ pub async fn rebuild_keys(
             at,
         ));
     }
-    live::look_up_as_usual(tx).await?;
+    tx.look_up_as_usual().await?;
     Ok(done)
 }
 
@@ -219,8 +224,8 @@ struct Moves {
     by_collection: BTreeMap<Uuid, i64>,
     by_account: BTreeMap<Uuid, AccountMoves>,
     assets: BTreeSet<Uuid>,
-    /// Heights of transfers that are new where they are.
-    seen: Vec<(Uuid, i64)>,
+    /// Newest height of transfers that are new where they are, by asset.
+    seen: BTreeMap<Uuid, i64>,
     /// Their newest transfer may be older than it was.
     exact_assets: BTreeSet<Uuid>,
     /// Sides of rows that were replaced; the ledger may name others now.
@@ -253,7 +258,8 @@ impl Moves {
             if row.is_reverted {
                 continue;
             }
-            moves.seen.push((row.asset_id.0, row.height));
+            let seen = moves.seen.entry(row.asset_id.0).or_insert(row.height);
+            *seen = row.height.max(*seen);
             moves.count(row, 1);
             for account in sides(row) {
                 let one = moves.by_account.entry(account).or_default();

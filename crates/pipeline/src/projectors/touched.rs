@@ -67,7 +67,9 @@ pub fn touched(batch: &[&Envelope]) -> Result<BTreeMap<NetworkId, Touched>, Work
                 match change.reason.as_str() {
                     // What these change has a row that depends on something above finality, or is a side of an
                     // event in the stream. An opening belongs to a side of the event that needs it.
-                    "finalized" | "confirmed" | "reorg" | "opening" => one.assets.extend(change.assets),
+                    "finalized" | "reorg" | "opening" => one.assets.extend(change.assets),
+                    // Readers see from heights what is confirmed; no row says it.
+                    "confirmed" => {}
                     // Anything else may change any row.
                     _ => one.whole_assets.extend(change.assets),
                 }

@@ -31,10 +31,11 @@ pub struct Mismatch {
 const CHECK_CARDS: &str = concat!(
     "select k.asset_id,
             (select to_jsonb(w) from (select c.collection_id, c.token_id, c.standard, c.is_stub, c.is_burned,
-                                             c.supply, c.history, c.finality_status, c.last_height
+                                             c.supply, c.history, c.finality_status, c.open_height,
+                                             c.last_height
                                        where c.asset_id is not null) w),
             (select to_jsonb(w) from (select t.collection_id, t.token_id, t.standard, t.is_stub, t.is_burned,
-                                             t.supply, t.history, t.finality_status, ",
+                                             t.supply, t.history, t.finality_status, t.open_height, ",
     last_height_truth!("t.network_id", "t.asset_id"),
     " as last_height) w)
        from unnest($1::uuid[]) as k(asset_id)
@@ -73,8 +74,8 @@ const CHECK_OWNERSHIP: &str = concat!(
        from keys k
        left join projection.ownership_view v on v.asset_id = k.asset_id and v.account_id = k.account_id
        left join truth t on t.asset_id = k.asset_id and t.account_id = k.account_id
-      where (v.qty, v.qty_finalized, v.finality_status, v.collection_id)
-            is distinct from (t.qty, t.qty_finalized, t.finality_status, t.collection_id)
+      where (v.qty, v.qty_finalized, v.finality_status, v.open_height, v.collection_id)
+            is distinct from (t.qty, t.qty_finalized, t.finality_status, t.open_height, t.collection_id)
       order by k.asset_id, k.account_id"
 );
 

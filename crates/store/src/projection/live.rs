@@ -12,21 +12,6 @@ use uuid::Uuid;
 use super::truth::{card_truth, last_height_truth, ownership_truth, transfer_truth};
 use crate::db::{StoreError, Tx};
 
-/// The planner's default costs are a spinning disk's: until a table has several hundred thousand rows it
-/// would rather read all of it than look a thousand keys up. Here every access is by key.
-const BY_KEY: &str = "set local enable_seqscan = off; set local random_page_cost = 1.1";
-const AS_USUAL: &str = "set local enable_seqscan to default; set local random_page_cost to default";
-
-/// Makes the statements that follow look rows up by key, however small their tables are.
-pub async fn look_up_by_key(tx: &Tx<'_>) -> Result<(), StoreError> {
-    tx.batch("prefer keys", BY_KEY).await
-}
-
-/// Ends [`look_up_by_key`] for what else happens in the transaction.
-pub async fn look_up_as_usual(tx: &Tx<'_>) -> Result<(), StoreError> {
-    tx.batch("stop preferring keys", AS_USUAL).await
-}
-
 /// A row of projection.transfers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransferRow {
@@ -288,9 +273,9 @@ pub async fn put_positions(
 
 const FORGET_POSITIONS: &str = "
     delete from projection.transfer_positions p
-     using ledger.normalized_event_keys k
-     where p.network_id = $1 and p.height <= $2 and k.normalized_event_id = p.event_id
-       and k.finality_status = 'finalized' and k.block_number = p.height";
+     where p.network_id = $1 and p.height <= $2
+       and (select k.finality_status = 'finalized' and k.block_number = p.height
+              from ledger.normalized_event_keys k where k.normalized_event_id = p.event_id)";
 
 /// Forgets the positions of events that cannot move any more.
 pub async fn forget_positions(
@@ -376,16 +361,18 @@ const REBUILD_OWNERSHIP: &str = concat!(
         returning 1),
      put as (
         insert into projection.ownership_view as v
-               (asset_id, account_id, network_id, collection_id, qty, qty_finalized, finality_status, updated_at)
-        select asset_id, account_id, network_id, collection_id, qty, qty_finalized, finality_status, now()
+               (asset_id, account_id, network_id, collection_id, qty, qty_finalized, finality_status, open_height,
+                updated_at)
+        select asset_id, account_id, network_id, collection_id, qty, qty_finalized, finality_status, open_height,
+               now()
           from truth order by asset_id, account_id
         on conflict (asset_id, account_id) do update
            set network_id = excluded.network_id, collection_id = excluded.collection_id, qty = excluded.qty,
                qty_finalized = excluded.qty_finalized, finality_status = excluded.finality_status,
-               updated_at = excluded.updated_at
-         where (v.network_id, v.collection_id, v.qty, v.qty_finalized, v.finality_status)
+               open_height = excluded.open_height, updated_at = excluded.updated_at
+         where (v.network_id, v.collection_id, v.qty, v.qty_finalized, v.finality_status, v.open_height)
                is distinct from (excluded.network_id, excluded.collection_id, excluded.qty,
-                                 excluded.qty_finalized, excluded.finality_status)
+                                 excluded.qty_finalized, excluded.finality_status, excluded.open_height)
         returning 1),
      change as (
         select collection_id, account_id, sum(assets)::bigint as assets, sum(qty) as qty
@@ -478,62 +465,69 @@ pub struct CardChange {
 
 const REBUILD_CARDS: &str = concat!(
     "with truth as materialized (",
-    card_truth!("select i as asset_id from unnest($1::uuid[]) i"),
+    card_truth!(
+        "select asset_id, seen, exact from unnest($1::uuid[], $2::bigint[], $3::boolean[]) i(asset_id, seen, exact)",
+        ", k.seen, k.exact"
+    ),
     "),
-     seen as materialized (
-        select asset_id, max(height) as height from unnest($2::uuid[], $3::bigint[]) as i(asset_id, height)
-         group by asset_id),
      new as materialized (
         select t.*, o.asset_id is null as is_new, o.supply as old_supply, o.is_stub as old_stub,
                o.last_height as old_height,
-               case when t.asset_id = any($4::uuid[]) then ",
+               case when t.exact then ",
     last_height_truth!("t.network_id", "t.asset_id"),
-    "           else greatest(o.last_height, s.height, 0) end as last_height
+    "           else greatest(o.last_height, t.seen, 0) end as last_height
           from truth t
-          left join projection.asset_cards o on o.asset_id = t.asset_id
-          left join seen s on s.asset_id = t.asset_id),
+          left join projection.asset_cards o on o.asset_id = t.asset_id),
      put as (
         insert into projection.asset_cards as c
                (asset_id, network_id, collection_id, token_id, standard, is_stub, is_burned, supply, history,
-                finality_status, last_height, updated_at)
+                finality_status, open_height, last_height, updated_at)
         select asset_id, network_id, collection_id, token_id, standard, is_stub, is_burned, supply, history,
-               finality_status, last_height, now()
+               finality_status, open_height, last_height, now()
           from new order by asset_id
         on conflict (asset_id) do update
            set network_id = excluded.network_id, collection_id = excluded.collection_id,
                token_id = excluded.token_id, standard = excluded.standard, is_stub = excluded.is_stub,
                is_burned = excluded.is_burned, supply = excluded.supply, history = excluded.history,
-               finality_status = excluded.finality_status, last_height = excluded.last_height,
+               finality_status = excluded.finality_status, open_height = excluded.open_height,
+               last_height = excluded.last_height,
                updated_at = excluded.updated_at
          where (c.network_id, c.collection_id, c.token_id, c.standard, c.is_stub, c.is_burned, c.supply, c.history,
-                c.finality_status, c.last_height)
+                c.finality_status, c.open_height, c.last_height)
                is distinct from
                (excluded.network_id, excluded.collection_id, excluded.token_id, excluded.standard,
                 excluded.is_stub, excluded.is_burned, excluded.supply, excluded.history,
-                excluded.finality_status, excluded.last_height)
+                excluded.finality_status, excluded.open_height, excluded.last_height)
         returning c.asset_id)
-     select n.collection_id, count(p.asset_id),
+     select n.collection_id, count(*) filter (where n.asset_id in (select asset_id from put)),
             sum((n.supply > 0)::int - coalesce((n.old_supply > 0)::int, 0))::bigint,
             sum(n.supply - coalesce(n.old_supply, 0))::text,
             sum(n.is_stub::int - coalesce(n.old_stub::int, 0))::bigint,
             max(n.last_height), bool_or(n.last_height < coalesce(n.old_height, 0))
-       from new n left join put p on p.asset_id = n.asset_id
+       from new n
       group by n.collection_id order by n.collection_id"
 );
 
-/// Recomputes the cards of `assets`. The newest height moves up with what was `seen`; for `exact` assets it
-/// is looked up in the transfers (one of theirs was taken back or moved).
-pub async fn rebuild_cards(
-    tx: &Tx<'_>,
-    assets: &[Uuid],
-    seen: &[(Uuid, i64)],
-    exact: &[Uuid],
-) -> Result<Vec<CardChange>, StoreError> {
+/// A card to recompute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CardKey {
+    /// Of this asset.
+    pub asset: Uuid,
+    /// Its newest height moves up to this.
+    pub seen: Option<i64>,
+    /// Its newest height must be looked up: one of its transfers was taken back or moved.
+    pub exact: bool,
+}
+
+/// Recomputes the cards of `assets`, each named once.
+pub async fn rebuild_cards(tx: &Tx<'_>, assets: &[CardKey]) -> Result<Vec<CardChange>, StoreError> {
     if assets.is_empty() {
         return Ok(Vec::new());
     }
-    let (seen, heights): (Vec<Uuid>, Vec<i64>) = seen.iter().copied().unzip();
-    let rows = tx.query("recompute asset cards", REBUILD_CARDS, &[&assets, &seen, &heights, &exact]).await?;
+    let ids: Vec<Uuid> = assets.iter().map(|key| key.asset).collect();
+    let seen: Vec<Option<i64>> = assets.iter().map(|key| key.seen).collect();
+    let exact: Vec<bool> = assets.iter().map(|key| key.exact).collect();
+    let rows = tx.query("recompute asset cards", REBUILD_CARDS, &[&ids, &seen, &exact]).await?;
     let change = |row: &Row| CardChange {
         collection_id: row.get(0),
         written: count(row.get(1)),

@@ -99,7 +99,7 @@ struct Plan {
 const OWNERSHIP_VIEW: Plan = Plan {
     table: "ownership_view",
     keys: "asset_id, account_id",
-    columns: "asset_id, account_id, network_id, collection_id, qty, qty_finalized, finality_status",
+    columns: "asset_id, account_id, network_id, collection_id, qty, qty_finalized, finality_status, open_height",
     has_updated_at: true,
     truth: ownership_truth!(
         "select asset_id, account_id from ledger.ownership_current where asset_id between $1 and $2
@@ -117,7 +117,7 @@ macro_rules! card_columns {
     ($cards:expr, $height:expr, $join:expr) => {
         concat!(
             "select t.asset_id, t.network_id, t.collection_id, t.token_id, t.standard, t.is_stub, t.is_burned,
-                    t.supply, t.history, t.finality_status, ",
+                    t.supply, t.history, t.finality_status, t.open_height, ",
             $height,
             " as last_height from (",
             $cards,
@@ -131,7 +131,7 @@ const ASSET_CARDS: Plan = Plan {
     table: "asset_cards",
     keys: "asset_id",
     columns: "asset_id, network_id, collection_id, token_id, standard, is_stub, is_burned, supply, history, \
-              finality_status, last_height",
+              finality_status, open_height, last_height",
     has_updated_at: true,
     truth: card_columns!(
         card_truth!("select id as asset_id from catalog.assets where id between $1 and $2"),

@@ -1,25 +1,26 @@
 //! What each projection must hold, as SQL. Every macro takes the text that selects the keys, so that live
 //! recomputation by key, a full rebuild, its catch-up and reconciliation all run the same definition.
 
-/// ownership_view. `keys`: (asset_id, account_id). qty = finalized balance plus unfinalized legs; status =
-/// weakest of the contributing unfinalized events; no row when both quantities are zero.
+/// ownership_view. `keys`: (asset_id, account_id). qty = finalized balance plus unfinalized legs; pending while
+/// there are such legs, with the newest one's height, which readers hold against the head; no row when both
+/// quantities are zero.
 macro_rules! ownership_truth {
     ($keys:expr) => {
         concat!(
-            "select x.asset_id, x.account_id, x.network_id, x.collection_id, x.qty, x.qty_finalized, x.finality_status
+            "select x.asset_id, x.account_id, x.network_id, x.collection_id, x.qty, x.qty_finalized, x.finality_status,
+                    x.open_height
                from (select k.asset_id, k.account_id, a.network_id, a.collection_id,
                             coalesce(c.qty, 0) + coalesce(u.net, 0) as qty,
                             coalesce(c.qty, 0) as qty_finalized,
-                            coalesce(u.weakest, 'finalized') as finality_status
+                            case when u.open_height is null then 'finalized'
+                                 else 'pending' end::ledger.event_finality_status as finality_status, u.open_height
                        from (", $keys, ") k
                        join catalog.assets a on a.id = k.asset_id
                        left join ledger.ownership_current c
                               on c.asset_id = k.asset_id and c.account_id = k.account_id
                        left join lateral (
-                            select sum(d.qty_delta) as net, min(e.finality_status) as weakest
+                            select sum(d.qty_delta) as net, max(d.block_number) as open_height
                               from ledger.unfinalized_deltas d
-                              left join ledger.normalized_event_keys e
-                                     on e.normalized_event_id = d.normalized_event_id
                              where d.asset_id = k.asset_id and d.account_id = k.account_id) u on true) x
               where x.qty <> 0 or x.qty_finalized <> 0"
         )
@@ -27,25 +28,28 @@ macro_rules! ownership_truth {
 }
 pub(crate) use ownership_truth;
 
-/// asset_cards without last_height. `keys`: (asset_id). supply = finalized supply plus the net of unfinalized
+/// asset_cards without last_height. `keys`: (asset_id), and what `more` selects of them besides. supply = finalized supply plus the net of unfinalized
 /// mints and burns; burned = nothing is left of something that was.
 macro_rules! card_truth {
     ($keys:expr) => {
+        $crate::projection::truth::card_truth!($keys, "")
+    };
+    ($keys:expr, $more:expr) => {
         concat!(
             "select a.id as asset_id, a.network_id, a.collection_id, a.token_id_raw as token_id,
                     a.standard_id as standard, a.is_stub, a.history,
                     a.supply + coalesce(u.net, 0) as supply,
                     a.supply + coalesce(u.net, 0) = 0
                         and (a.is_burned or a.supply <> 0 or coalesce(u.made_or_burned, false)) as is_burned,
-                    coalesce(u.weakest, 'finalized') as finality_status
+                    case when u.open_height is null then 'finalized'
+                         else 'pending' end::ledger.event_finality_status as finality_status,
+                    u.open_height", $more, "
                from (", $keys, ") k
                join catalog.assets a on a.id = k.asset_id
                left join lateral (
-                    select sum(e.net) as net, bool_or(e.net <> 0) as made_or_burned, min(e.weakest) as weakest
-                      from (select sum(d.qty_delta) as net, min(n.finality_status) as weakest
+                    select sum(e.net) as net, bool_or(e.net <> 0) as made_or_burned, max(e.height) as open_height
+                      from (select sum(d.qty_delta) as net, max(d.block_number) as height
                               from ledger.unfinalized_deltas d
-                              left join ledger.normalized_event_keys n
-                                     on n.normalized_event_id = d.normalized_event_id
                              where d.asset_id = a.id
                              group by d.normalized_event_id) e) u on true"
         )

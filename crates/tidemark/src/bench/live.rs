@@ -59,8 +59,8 @@ impl std::fmt::Display for Load {
     }
 }
 
-/// Between two looks at the API: the precision of the figures.
-const LOOK_EVERY: Duration = Duration::from_millis(4);
+/// Between two questions, where the API does not wait by itself.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// A block that is not visible after this long never will be.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Logs of a block that touches more than a thousand assets.
@@ -171,9 +171,9 @@ impl Reader {
         Ok(Self { client, base: format!("{api}/v1/assets/{network}") })
     }
 
-    /// Addresses that own the token now.
-    async fn owners(&self, contract: &str, token_id: &str) -> anyhow::Result<Vec<String>> {
-        let url = format!("{}/{contract}/{token_id}/owners", self.base);
+    /// Addresses that own the token as soon as the API has read to `at`; it waits for that by itself.
+    async fn owners(&self, contract: &str, token_id: &str, at: u64) -> anyhow::Result<Vec<String>> {
+        let url = format!("{}/{contract}/{token_id}/owners?min_height={at}", self.base);
         let Ok(answer) = self.client.get(&url).send().await else { return Ok(vec![]) }; // Not up yet.
         if answer.status() == reqwest::StatusCode::NOT_FOUND {
             return Ok(vec![]);
@@ -184,7 +184,7 @@ impl Reader {
     }
 
     async fn shows(&self, marker: &Marker) -> anyhow::Result<bool> {
-        Ok(self.owners(&marker.contract, &marker.token_id).await?.contains(&marker.owner))
+        Ok(self.owners(&marker.contract, &marker.token_id, marker.height).await?.contains(&marker.owner))
     }
 
     pub(super) async fn wait_for(&self, marker: &Marker, patience: Duration) -> anyhow::Result<()> {
@@ -434,7 +434,7 @@ async fn reorg(sim: &Sim, reader: &Reader) -> anyhow::Result<Repair> {
     }
     ensure!(assets.len() >= 1000, "the block touches {} assets only", assets.len());
     for (contract, token_id) in minted.iter().take(20) {
-        let owners = reader.owners(&format!("{contract:#x}"), &token_id.to_string()).await?;
+        let owners = reader.owners(&format!("{contract:#x}"), &token_id.to_string(), 0).await?;
         ensure!(
             owners.is_empty(),
             "token {token_id} of {contract:#x} was never minted, and {owners:?} own it"

@@ -45,6 +45,8 @@ pub(crate) struct World {
     pub(crate) db: Db,
     dir: PathBuf,
     url: String,
+    /// What the commands find in their environment besides.
+    pub(crate) env: Vec<(&'static str, String)>,
     /// Logs are numbered by start.
     starts: u32,
 }
@@ -95,6 +97,9 @@ impl Running {
     }
     pub(crate) fn log(&self) -> String {
         tail_of(&std::fs::read_to_string(&self.err).unwrap_or_default())
+    }
+    pub(crate) fn said(&self) -> String {
+        std::fs::read_to_string(&self.out).unwrap_or_default()
     }
     fn ended(&self, status: ExitStatus) -> Ended {
         let read = |path: &PathBuf| std::fs::read_to_string(path).unwrap_or_default();
@@ -149,7 +154,7 @@ impl World {
         );
         std::fs::write(dir.join("tidemark.toml"), config).expect("writes");
         let db = Db::open(&RedactedUrl::parse(&url).expect("a URL"), &DbOptions::default()).expect("a pool");
-        Self { sim, servers, db, dir, url, starts: 0 }
+        Self { sim, servers, db, dir, url, env: vec![], starts: 0 }
     }
 
     /// One honest provider and nothing special.
@@ -168,6 +173,7 @@ impl World {
             .env("TIDEMARK_CONFIG", self.dir.join("tidemark.toml"))
             .env("TIDEMARK__DATABASE__URL", &self.url)
             .env("USER", "olga")
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
             .env_remove("RUST_LOG")
             .current_dir(&self.dir)
             .stdin(Stdio::null())

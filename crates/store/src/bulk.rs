@@ -119,7 +119,8 @@ const CREATE_TEMP_TABLES: &str = "
         old bigint, at tid) on commit delete rows;
     create temp table if not exists seg_events (id uuid not null) on commit delete rows";
 
-/// Rows for the merge tables, encoded by the caller in the order of the columns above.
+/// Rows for the merge tables, encoded by the caller in the order of the columns above; those with a uuid in
+/// front in its order ([`CopyBuffer::sorted_by_leading_uuid`]).
 pub struct Merge {
     /// seg_balances: asset, account, collection, net, low
     pub balances: CopyBuffer,
@@ -172,9 +173,9 @@ const BELOW_ZERO_MAX: i64 = 20_000;
 /// rolls back, learns more about them and builds the segment again.
 pub async fn stage(tx: &Tx<'_>, merge: Merge) -> Result<Vec<BelowZero>, StoreError> {
     tx.batch("create the merge tables", CREATE_TEMP_TABLES).await?;
-    tx.copy_in("stage balances", COPY_BALANCES, merge.balances.sorted_by_leading_uuid()).await?;
-    tx.copy_in("stage assets", COPY_ASSETS, merge.assets.sorted_by_leading_uuid()).await?;
-    tx.copy_in("stage accounts", COPY_ACCOUNTS, merge.accounts.sorted_by_leading_uuid()).await?;
+    tx.copy_in("stage balances", COPY_BALANCES, merge.balances).await?;
+    tx.copy_in("stage assets", COPY_ASSETS, merge.assets).await?;
+    tx.copy_in("stage accounts", COPY_ACCOUNTS, merge.accounts).await?;
     tx.copy_in("stage collections", COPY_COLLECTIONS, merge.collections).await?;
     tx.execute("join balances", JOIN_BALANCES, &[]).await?;
     let rows = tx.query("look for balances below zero", BELOW_ZERO, &[&BELOW_ZERO_MAX]).await?;
@@ -190,7 +191,8 @@ pub async fn stage(tx: &Tx<'_>, merge: Merge) -> Result<Vec<BelowZero>, StoreErr
         .collect())
 }
 
-/// Append-only rows, encoded by the caller in the order of the columns of the statements below.
+/// Append-only rows, encoded by the caller in the order of the columns of the statements below. Those whose key is
+/// a hash come in its order.
 pub struct Log {
     /// ledger.normalized_event_keys
     pub keys: CopyBuffer,
@@ -228,9 +230,9 @@ const COPY_BLOCKS: &str = "
 
 /// Appends the segment's log rows.
 pub async fn append(tx: &Tx<'_>, log: Log) -> Result<(), StoreError> {
-    tx.copy_in("append event keys", COPY_KEYS, log.keys.sorted_by_leading_uuid()).await?;
-    tx.copy_in("append events", COPY_EVENTS, log.events.sorted_by_leading_uuid()).await?;
-    tx.copy_in("append deltas", COPY_DELTAS, log.deltas.sorted_by_leading_uuid()).await?;
+    tx.copy_in("append event keys", COPY_KEYS, log.keys).await?;
+    tx.copy_in("append events", COPY_EVENTS, log.events).await?;
+    tx.copy_in("append deltas", COPY_DELTAS, log.deltas).await?;
     tx.copy_in("append ownership history", COPY_HISTORY, log.history).await?;
     tx.copy_in("append transfers", COPY_TRANSFERS, log.transfers).await?;
     tx.copy_in("append block cards", COPY_BLOCKS, log.blocks).await?;

@@ -1,5 +1,6 @@
 //! A segment applied: one transaction, from the fence to the checkpoint.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use alloy_primitives::U256;
@@ -11,7 +12,8 @@ use tidemark_model::ids::{AccountId, AssetId, EventId, Height, HeightRange, Sour
 use tidemark_store::bulk::{self, BelowZero, Log, Merge, QuarantineRow};
 use tidemark_store::copy::CopyBuffer;
 use tidemark_store::ledger::{self, OpeningRow, OpeningState, Pair};
-use tidemark_store::{Conn, StoreError, Tx, projection};
+use tidemark_store::raw::RawReader;
+use tidemark_store::{Conn, Db, StoreError, Tx, projection};
 
 use super::HistoryError;
 use super::segment::{Before, Refused, Segment, SegmentAsset, build};
@@ -24,6 +26,55 @@ const TRIES_MAX: usize = 50;
 /// Questions in one call to the adapter, which batches them further.
 const ASKS_MAX: usize = 5_000;
 
+/// A segment with its merge rows: everything that can be done before the segment below it is applied.
+pub(super) struct Built {
+    segment: Segment,
+    merge: Merge,
+}
+
+impl Built {
+    /// Builds the segment of `blocks`, knowing nothing of what is before it.
+    pub(super) fn of(network: &Network, range: HeightRange, blocks: &Blocks) -> Self {
+        Self::knowing(network, range, blocks, &Before::default())
+    }
+
+    fn knowing(network: &Network, range: HeightRange, blocks: &Blocks, before: &Before) -> Self {
+        let started = std::time::Instant::now();
+        let segment = build(network, range, blocks, before);
+        let merge = merge_rows(network, &segment);
+        stage_time::count("build segment", started);
+        Self { segment, merge }
+    }
+}
+
+/// Blocks of a segment, parsed.
+pub(super) type Blocks = [(RawBlock, ParsedBlock)];
+
+/// Where the blocks of a segment are when it has to be built again.
+pub(super) enum Source<'a> {
+    /// At hand.
+    Held(&'a Blocks),
+    /// In the raw store.
+    Raw(&'a RawReader, &'a Db),
+}
+
+impl<'a> Source<'a> {
+    async fn blocks(
+        &self,
+        adapter: &dyn ChainAdapter,
+        range: HeightRange,
+    ) -> Result<Cow<'a, Blocks>, HistoryError> {
+        match self {
+            Self::Held(blocks) => Ok(Cow::Borrowed(blocks)),
+            Self::Raw(reader, raw) => {
+                let conn = raw.conn().await?;
+                let blocks = reader.read_range(&conn, adapter.network().id, range).await?;
+                Ok(Cow::Owned(super::parse(adapter, blocks)))
+            }
+        }
+    }
+}
+
 /// Builds and applies the segment of `blocks`, asking the chain for balances older than the start block
 /// where they are needed. Gives the number of canonical events.
 pub async fn apply_blocks(
@@ -32,40 +83,39 @@ pub async fn apply_blocks(
     range: HeightRange,
     blocks: &[(RawBlock, ParsedBlock)],
 ) -> Result<u64, HistoryError> {
+    let built = Built::of(adapter.network(), range, blocks);
+    apply_built(conn, adapter, built, &Source::Held(blocks)).await
+}
+
+/// The same for a segment that is built. Its blocks are needed only if it has to be built again.
+pub(super) async fn apply_built(
+    conn: &mut Conn,
+    adapter: &dyn ChainAdapter,
+    mut built: Built,
+    source: &Source<'_>,
+) -> Result<u64, HistoryError> {
     let network = adapter.network();
+    let range = built.segment.range;
     let mut before = Before::default();
-    let mut segment = timed_build(network, range, blocks, &before);
-    let answers = ask_openings(conn, adapter, &segment).await?;
+    let answers = ask_openings(conn, adapter, &built.segment).await?;
     if !answers.given.is_empty() {
         let given = answers.given.iter();
         before.openings =
             given.filter_map(|(asset, account, qty)| Some(((*asset, *account), (*qty)?))).collect();
-        segment = timed_build(network, range, blocks, &before);
+        built = Built::knowing(network, range, &source.blocks(adapter, range).await?, &before);
     }
     for _ in 0..TRIES_MAX {
-        let events = segment.events;
-        match apply(conn, network, segment, &answers).await? {
+        let events = built.segment.events;
+        match apply(conn, network, built, &answers).await? {
             Applied::Done => return Ok(events),
             Applied::BelowZero(refused, pairs) => {
                 learn(network, &refused, pairs, &answers.known, &mut before);
             }
             Applied::Overfull(supplies) => before.supplies.extend(supplies),
         }
-        segment = timed_build(network, range, blocks, &before);
+        built = Built::knowing(network, range, &source.blocks(adapter, range).await?, &before);
     }
     Err(HistoryError::NeverWhole { network: network.slug.clone(), range })
-}
-
-fn timed_build(
-    network: &Network,
-    range: HeightRange,
-    blocks: &[(RawBlock, ParsedBlock)],
-    before: &Before,
-) -> Segment {
-    let started = std::time::Instant::now();
-    let segment = build(network, range, blocks, before);
-    stage_time::count("build segment", started);
-    segment
 }
 
 /// What is known of the openings of the classes' pairs that move in a segment.
@@ -152,7 +202,7 @@ enum Applied {
 async fn apply(
     conn: &mut Conn,
     network: &Network,
-    segment: Segment,
+    Built { segment, merge }: Built,
     answers: &Answers,
 ) -> Result<Applied, HistoryError> {
     let tx = conn.tx().await?;
@@ -161,7 +211,7 @@ async fn apply(
         return Err(StoreError::Fenced { what: format!("the ledger of {}", network.slug) }.into());
     }
     projection::lock_network(&tx, network.id).await?;
-    let below_zero = bulk::stage(&tx, merge_rows(network, &segment)).await?;
+    let below_zero = bulk::stage(&tx, merge).await?;
     if !below_zero.is_empty() {
         tx.rollback().await?;
         return Ok(Applied::BelowZero(Box::new(segment), below_zero));
@@ -288,7 +338,12 @@ fn merge_rows(network: &Network, segment: &Segment) -> Merge {
             .i64(collection.last_height.as_i64())
             .i64(collection.transfers);
     }
-    Merge { balances, assets, accounts, collections }
+    Merge {
+        balances: balances.sorted_by_leading_uuid(),
+        assets: assets.sorted_by_leading_uuid(),
+        accounts: accounts.sorted_by_leading_uuid(),
+        collections,
+    }
 }
 
 /// Learns about pairs that went below zero. Where our history may begin after theirs, the missing part is

@@ -11,9 +11,12 @@ mod worker;
 pub use apply::apply_blocks;
 pub use worker::{HistoryOptions, HistoryProgress, HistoryWorker};
 
+use tidemark_model::chain::{ChainAdapter, ParsedBlock, RawBlock};
 use tidemark_model::ids::HeightRange;
 use tidemark_store::StoreError;
 use tidemark_store::raw::RawError;
+
+use crate::stage_time;
 
 /// Why history cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -47,4 +50,19 @@ pub enum HistoryError {
         /// The segment.
         range: HeightRange,
     },
+}
+
+/// Parses blocks and lets their records go.
+pub(crate) fn parse(adapter: &dyn ChainAdapter, blocks: Vec<RawBlock>) -> Vec<(RawBlock, ParsedBlock)> {
+    let started = std::time::Instant::now();
+    let parsed = blocks
+        .into_iter()
+        .map(|mut block| {
+            let parsed = adapter.parse(&block);
+            block.records = Vec::new(); // Not needed any more; a segment waits in memory.
+            (block, parsed)
+        })
+        .collect();
+    stage_time::count("parse", started);
+    parsed
 }

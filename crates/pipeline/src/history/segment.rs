@@ -282,6 +282,11 @@ pub fn build(
         builder.block(block, parsed);
     }
     let mut segment = builder.segment;
+    // Neighbours in the stream are neighbours in the index.
+    for rows in [&mut segment.key_rows, &mut segment.event_rows, &mut segment.delta_rows] {
+        let unsorted = std::mem::replace(rows, CopyBuffer::new(1));
+        *rows = unsorted.sorted_by_leading_uuid();
+    }
     // With a start in the middle every pair that moved is needed: its opening may be asked for.
     if network.start_block.0 == 0 {
         segment.balances.retain(|change| !change.net.is_zero() || change.low.is_negative());

@@ -15,8 +15,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::{HistoryError, apply_blocks};
-use crate::stage_time;
+use super::apply::{Built, Source, apply_built};
+use super::{HistoryError, parse};
 use crate::workers::{Cause, advance_finality};
 
 /// Settings of one network's history worker.
@@ -35,7 +35,7 @@ pub struct HistoryOptions {
 impl Default for HistoryOptions {
     fn default() -> Self {
         Self {
-            segment_records: 30_000,
+            segment_records: 40_000,
             defer_indexes_above_blocks: 20_000,
             idle_wait: Duration::from_millis(200),
         }
@@ -67,7 +67,9 @@ pub struct HistoryWorker {
     progress: watch::Sender<HistoryProgress>,
 }
 
-type Parsed = (HeightRange, Vec<(RawBlock, ParsedBlock)>);
+/// A segment made ahead. Its blocks come along where it is likely to be built again: starting in the middle of
+/// history, what the chain says of older balances goes into it.
+type Ahead = (HeightRange, Built, Option<Vec<(RawBlock, ParsedBlock)>>);
 
 impl HistoryWorker {
     /// A worker for the adapter's network.
@@ -203,9 +205,9 @@ impl HistoryWorker {
         Ok(true)
     }
 
-    /// Reads and parses ahead of the writer by one segment.
+    /// Reads, parses and builds ahead of the writer by one segment.
     async fn apply_range(&self, range: HeightRange, stop: &CancellationToken) -> Result<(), HistoryError> {
-        let (sender, mut receiver) = mpsc::channel::<Parsed>(1);
+        let (sender, mut receiver) = mpsc::channel::<Ahead>(1);
         let mut tasks = JoinSet::new();
         let mut chunks = self.reader.chunks(self.adapter.network().id, range, self.options.segment_records);
         let (raw, adapter) = (self.raw.clone(), Arc::clone(&self.adapter));
@@ -215,17 +217,25 @@ impl HistoryWorker {
             while let Ok(place) = sender.reserve().await {
                 let Some((covered, blocks)) = chunks.next(&conn).await? else { break };
                 let adapter = Arc::clone(&adapter);
-                let parsed = tokio::task::spawn_blocking(move || parse(&*adapter, blocks))
-                    .await
-                    .map_err(|error| HistoryError::Parser { reason: error.to_string() })?;
-                place.send((covered, parsed));
+                let made = tokio::task::spawn_blocking(move || {
+                    let blocks = parse(&*adapter, blocks);
+                    let built = Built::of(adapter.network(), covered, &blocks);
+                    (built, (adapter.network().start_block.0 > 0).then_some(blocks))
+                });
+                let (built, blocks) =
+                    made.await.map_err(|error| HistoryError::Parser { reason: error.to_string() })?;
+                place.send((covered, built, blocks));
             }
             Ok::<_, HistoryError>(())
         });
         let mut conn = self.app.conn().await?;
-        while let Some((covered, blocks)) = receiver.recv().await {
+        while let Some((covered, built, blocks)) = receiver.recv().await {
             self.partitions.ensure_transfers(&mut conn, self.adapter.network().id, covered).await?;
-            let events = apply_blocks(&mut conn, &*self.adapter, covered, &blocks).await?;
+            let source = match &blocks {
+                Some(blocks) => Source::Held(blocks),
+                None => Source::Raw(&self.reader, &self.raw),
+            };
+            let events = apply_built(&mut conn, &*self.adapter, built, &source).await?;
             metrics::counter!("worker_events_processed_total", "worker" => "history",
                 "network_id" => self.adapter.network().id.to_string(), "event_kind" => "all")
             .increment(events);
@@ -266,18 +276,4 @@ impl HistoryWorker {
         }
         Ok(())
     }
-}
-
-fn parse(adapter: &dyn ChainAdapter, blocks: Vec<RawBlock>) -> Vec<(RawBlock, ParsedBlock)> {
-    let started = std::time::Instant::now();
-    let parsed = blocks
-        .into_iter()
-        .map(|mut block| {
-            let parsed = adapter.parse(&block);
-            block.records = Vec::new(); // Not needed any more; a segment waits in memory.
-            (block, parsed)
-        })
-        .collect();
-    stage_time::count("parse", started);
-    parsed
 }

@@ -10,6 +10,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 DATA_DIR ?= .tidemark
 ARGS ?=
 BIN := $(TARGET)/fast/tidemark
+MEASURED := $(TARGET)/measured/tidemark
 
 export TIDEMARK_TOOLS ?= $(CURDIR)/.tools
 
@@ -22,7 +23,7 @@ dev: setup build ## Run everything on a private Postgres and a simulated chain (
 	@exec $(BIN) dev --data-dir $(DATA_DIR) $(ARGS)
 
 .PHONY: build
-build: ## Build the binary: optimised, without the slow link of a release
+build: ## Build the binary as a newcomer wants it: soon (`cargo build --release` for the fastest one)
 	@echo "==> building tidemark ($(BIN))"
 	@cargo build --locked --profile fast -p tidemark
 
@@ -52,14 +53,19 @@ check: ## Format, clippy, licences and bans, tidy
 	  else echo "cargo-deny is not installed, its part is left out (cargo install --locked cargo-deny)"; fi
 	@cargo test --locked --quiet -p tidemark --test tidy
 
-.PHONY: bench
-bench: build ## All benchmarks, one after another (bench-NAME: one); tables here, JSON in target/bench
-	@mkdir -p $(TARGET)/bench
-	@exec $(BIN) bench all --out $(TARGET)/bench $(ARGS)
+.PHONY: measured
+measured: ## Build the binary that is measured: a release without the slow link
+	@echo "==> building tidemark ($(MEASURED))"
+	@cargo build --locked --profile measured -p tidemark
 
-bench-%: build ## One benchmark
+.PHONY: bench
+bench: measured ## All benchmarks, one after another (bench-NAME: one); tables here, JSON in target/bench
 	@mkdir -p $(TARGET)/bench
-	@exec $(BIN) bench $* --out $(TARGET)/bench $(ARGS)
+	@exec $(MEASURED) bench all --out $(TARGET)/bench $(ARGS)
+
+bench-%: measured ## One benchmark
+	@mkdir -p $(TARGET)/bench
+	@exec $(MEASURED) bench $* --out $(TARGET)/bench $(ARGS)
 
 .PHONY: soak
 soak: build ## Run `dev` with random kills for an hour; nothing lost, tables flat (MINUTES=60)

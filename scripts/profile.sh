@@ -18,9 +18,9 @@ perf record -q -e cpu-clock -F 99 -o "$out/perf.data" true >/dev/null 2>&1 ||
     fail "perf may not sample here: as root, sysctl kernel.perf_event_paranoid=1; in a container, add CAP_PERFMON"
 
 # Names of functions and lines in the stacks; a profile of its own, so that the usual build stays as it is.
-say "building with line tables ($target/fast/tidemark)"
-cargo build --locked --profile fast -p tidemark --config 'profile.fast.debug="line-tables-only"'
-bin=$target/fast/tidemark
+say "building with line tables ($target/measured/tidemark)"
+cargo build --locked --profile measured -p tidemark --config 'profile.measured.debug="line-tables-only"'
+bin=$target/measured/tidemark
 
 work=
 node=

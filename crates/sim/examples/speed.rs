@@ -1,4 +1,4 @@
-//! How fast a long history is made and served: `cargo run --profile fast -p tidemark-sim --example speed`.
+//! How fast a long history is made and served: `cargo run --profile measured -p tidemark-sim --example speed`.
 //! Arguments: logs, blocks, blocks per `eth_getLogs` call.
 
 use std::io::{Read, Write};

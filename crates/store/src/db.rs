@@ -374,10 +374,10 @@ pub struct Tx<'a> {
 /// The planner's default costs are a spinning disk's: until a table has several hundred thousand rows it
 /// would rather read all of it than look a thousand keys up. A plan made once, without a look at how many
 /// keys there are, looks each of them up, and is not made anew for every batch.
-const BY_KEY: &str = "set local enable_seqscan = off; set local random_page_cost = 1.1; \
-                      set local plan_cache_mode = force_generic_plan";
-const AS_USUAL: &str = "set local enable_seqscan to default; set local random_page_cost to default; \
-                        set local plan_cache_mode to default";
+const BY_KEY: &str = "set local enable_seqscan = off; set local enable_bitmapscan = off; \
+                      set local random_page_cost = 1.1; set local plan_cache_mode = force_generic_plan";
+const AS_USUAL: &str = "set local enable_seqscan to default; set local enable_bitmapscan to default; \
+                        set local random_page_cost to default; set local plan_cache_mode to default";
 
 impl Tx<'_> {
     /// Makes the statements that follow look rows up by key, however small their tables are. Such a

@@ -5,7 +5,9 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use tidemark_model::ids::{Height, HeightRange, NetworkId};
 use tidemark_model::redact::RedactedUrl;
+use tidemark_store::partitions::{Partitions, Table};
 use tidemark_store::{Db, DbOptions, migrate};
 use tidemark_testkit::pg::TestDb;
 use tokio_postgres::NoTls;
@@ -142,6 +144,48 @@ async fn every_statement_can_be_prepared() {
     }
     assert!(problems.is_empty(), "these statements do not fit the schema:\n{problems}");
     assert!(prepared >= 10, "only {prepared} statements were found: the scanner is broken");
+}
+
+/// After a reorg the newest transfer of many accounts and collections is looked up, each by its own index: a
+/// table that was never analyzed must not make the planner walk the primary key down once per account.
+#[tokio::test]
+async fn the_newest_transfer_is_looked_up_by_its_own_index_without_statistics() {
+    let test = TestDb::new().await.expect("a database");
+    let db = Db::open(&RedactedUrl::parse(&test.url).expect("a URL"), &DbOptions::default()).expect("a pool");
+    let (partitions, network) = (Partitions::default(), NetworkId(7));
+    let mut conn = db.conn().await.expect("connects");
+    let range = HeightRange::one(Height(1));
+    partitions.ensure_transfers(&mut conn, network, range).await.expect("a partition");
+    partitions.ensure_indexed(&mut conn, &[Table::Transfers], network, Height(1)).await.expect("indexes");
+    let fill = "
+        alter table projection.transfers_7_0000000000 set (autovacuum_enabled = false);
+        insert into projection.transfers (network_id, height, event_index, sub_index, event_id, kind, asset_id,
+            collection_id, from_account, to_account, qty, tx_hash, block_hash, event_time, is_reverted)
+        select 7, n, 0, 0, md5(n::text)::uuid, 'transfer', md5('a' || n)::uuid, md5('c' || n)::uuid,
+               md5('f' || n)::uuid, md5('t' || n)::uuid, 1, '', '', now(), false
+          from generate_series(1, 20000) n";
+    conn.batch("fill transfers", fill).await.expect("fills");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/projection/live.rs");
+    let all = constants(&file, &std::fs::read_to_string(&file).expect("reads"));
+    for (name, parameters, indexes) in
+        [("MOVE_ACCOUNTS", 5, ["_by_sender", "_by_receiver"]), ("MOVE_STATS", 8, ["_by_collection"; 2])]
+    {
+        let sql = &all.iter().find(|one| one.name == name).expect("it is there").sql;
+        let tx = conn.tx().await.expect("begins");
+        tx.look_up_by_key().await.expect("sets");
+        tx.batch("prepare", &format!("prepare it as {sql}")).await.expect("prepares");
+        let nulls = vec!["null"; parameters].join(", ");
+        let explain = format!("explain (costs off) execute it ({nulls})");
+        let rows = tx.query("explain", &explain, &[]).await.expect("explains");
+        let plan: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+        tx.batch("forget", "deallocate it").await.expect("forgets");
+        tx.rollback().await.expect("rolls back");
+        let plan = plan.join("\n");
+        assert!(!plan.contains("transfers_7_0000000000_pkey"), "{name}:\n{plan}");
+        for index in indexes {
+            assert!(plan.contains(&format!("transfers_7_0000000000{index}")), "{name}:\n{plan}");
+        }
+    }
 }
 
 fn complain(problems: &mut String, one: &Constant, error: &tokio_postgres::Error) {

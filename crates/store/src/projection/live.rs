@@ -551,6 +551,7 @@ pub struct StatsChange {
     pub transfers: i64,
 }
 
+// `any(array[…])`: see last_height_truth.
 const MOVE_STATS: &str = "
     insert into projection.collection_stats as s
            (collection_id, network_id, address, standard, slug, name, verified, is_stub, reliability,
@@ -563,7 +564,7 @@ const MOVE_STATS: &str = "
            coalesce(o.transfer_count, 0) + d.transfers,
            case when d.lowered
                 then coalesce((select max(m.height) from projection.transfers m
-                                where m.network_id = c.network_id and m.collection_id = c.id
+                                where m.network_id = any(array[c.network_id]) and m.collection_id = c.id
                                   and not m.is_reverted), 0)
                 else greatest(o.last_height, d.height) end,
            now()
@@ -628,6 +629,7 @@ pub struct AccountChange {
     pub exact: bool,
 }
 
+// `any(array[…])`: see last_height_truth.
 const MOVE_ACCOUNTS: &str = "
     with new as materialized (
         select a.id as account_id, a.network_id, a.address_normalized, a.first_seen_at,
@@ -636,11 +638,11 @@ const MOVE_ACCOUNTS: &str = "
                greatest(a.first_seen_at,
                         case when d.exact
                              then greatest((select f.event_time from projection.transfers f
-                                             where f.network_id = a.network_id and f.from_account = a.id
+                                             where f.network_id = any(array[a.network_id]) and f.from_account = a.id
                                                and not f.is_reverted
                                              order by f.height desc limit 1),
                                            (select t.event_time from projection.transfers t
-                                             where t.network_id = a.network_id and t.to_account = a.id
+                                             where t.network_id = any(array[a.network_id]) and t.to_account = a.id
                                                and not t.is_reverted
                                              order by t.height desc limit 1))
                              else greatest(s.last_seen_at, d.seen_at) end) as last_seen_at

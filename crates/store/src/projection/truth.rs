@@ -58,14 +58,15 @@ macro_rules! card_truth {
 pub(crate) use card_truth;
 
 /// Height of the newest transfer that is not reverted of the asset `asset` of network `network`; 0 when there
-/// is none. One step into an index of each partition, however long the history.
+/// is none. One step into an index of each partition, however long the history: `any(array[…])` keeps the planner,
+/// while it has no statistics, from walking the primary key down from the newest height instead.
 macro_rules! last_height_truth {
     ($network:expr, $asset:expr) => {
         concat!(
             "coalesce((select max(lt.height) from projection.transfers lt
-                        where lt.network_id = ",
+                        where lt.network_id = any(array[",
             $network,
-            " and lt.asset_id = ",
+            "]) and lt.asset_id = ",
             $asset,
             " and not lt.is_reverted), 0)"
         )

@@ -124,6 +124,33 @@ async fn after_an_outage_history_takes_over_from_live_and_gives_back() {
 }
 
 #[tokio::test]
+async fn a_reorg_while_a_lease_is_running_comes_before_it_or_fences_it() {
+    for _ in 0..10 {
+        let world = World::new().await;
+        let (mint, moved) = (single(1, 5, None, Some("a")), single(2, 5, Some("a"), Some("b")));
+        let lost = single(3, 6, None, Some("x")).index(1);
+        world.segment(0, 1, &[mint.at(block(1, 0))]).await.expect("applies");
+        world.done(block(2, 0), &[&moved, &lost]).await;
+        // The new branch is final up to 9 and leased, with one of the two events; the message of the reorg comes now.
+        let events = [moved.at(block(4, 1))];
+        let (orphaned, canonical) = ([block(2, 0)], [block(2, 1)]);
+        let (segment, reorg) =
+            tokio::join!(world.segment(2, 9, &events), world.try_reorg(&orphaned, &canonical));
+        assert_eq!(reorg.expect("handles the reorg").reverted, 2);
+        if segment.is_err() {
+            assert!(fenced(segment), "the open branch keeps the lease out, and nothing else does");
+            world.segment(2, 9, &events).await.expect("applies after the reorg");
+        }
+        assert_eq!(world.finalized(mint.asset()).await, owners(&[("b", 1)]));
+        assert_eq!(world.finalized(lost.asset()).await, owners(&[]));
+        assert_eq!(world.latest(lost.asset()).await, owners(&[]));
+        assert_eq!(world.key(moved.id()).await.2, "finalized");
+        assert!(world.key(lost.id()).await.3, "it stays reverted");
+        world.holds().await;
+    }
+}
+
+#[tokio::test]
 async fn openings_and_refusals_are_the_same_in_bulk() {
     let world = World::starting_at(100).await;
     let moved = single(1, 5, Some("a"), Some("b"));

@@ -278,3 +278,17 @@ async fn a_row_that_is_spent_but_not_final_stays_for_readers_of_finalized() {
     assert_eq!(world.number("select count(*) from projection.ownership_view").await, 1);
     assert_eq!(world.number("select count(*) from projection.transfer_positions").await, 0);
 }
+
+/// Somebody may hold units from before our start: that the ones we know of are gone does not burn the class.
+#[tokio::test]
+async fn a_class_of_unknown_past_is_not_burned_before_finality_either() {
+    let mut world = world().await;
+    let first = world.block(&[Move::mint(1, 1, 1, 5), Move::mint(1, 2, 1, 5)]).await;
+    world.project(&first).await;
+    world.run("update catalog.assets set history = 'partial' where id = $1", &[&asset(1, 1).0]).await;
+    let second = world.block(&[Move::burn(1, 1, 1, 5), Move::burn(1, 2, 1, 5)]).await;
+    world.project(&second).await;
+    let burned = "select count(*) from projection.asset_cards where is_burned and token_id";
+    assert_eq!(world.number(&format!("{burned} = '1'")).await, 0);
+    assert_eq!(world.number(&format!("{burned} = '2'")).await, 1);
+}

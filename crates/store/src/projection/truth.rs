@@ -29,7 +29,7 @@ macro_rules! ownership_truth {
 pub(crate) use ownership_truth;
 
 /// asset_cards without last_height. `keys`: (asset_id), and what `more` selects of them besides. supply = finalized supply plus the net of unfinalized
-/// mints and burns; burned = nothing is left of something that was.
+/// mints and burns; burned = nothing is left of something that was, and no holder from before our start is unknown.
 macro_rules! card_truth {
     ($keys:expr) => {
         $crate::projection::truth::card_truth!($keys, "")
@@ -40,7 +40,8 @@ macro_rules! card_truth {
                     a.standard_id as standard, a.is_stub, a.history,
                     a.supply + coalesce(u.net, 0) as supply,
                     a.supply + coalesce(u.net, 0) = 0
-                        and (a.is_burned or a.supply <> 0 or coalesce(u.made_or_burned, false)) as is_burned,
+                        and (a.is_burned or a.supply <> 0 or coalesce(u.made_or_burned, false))
+                        and not (a.is_fungible_class and a.history = 'partial') as is_burned,
                     case when u.open_height is null then 'finalized'
                          else 'pending' end::ledger.event_finality_status as finality_status,
                     u.open_height", $more, "

@@ -28,6 +28,8 @@ use tidemark_testkit::pg::PrivatePg;
 
 /// Leases live for an hour: whoever takes over knows that the holder is dead, or this test never ends.
 const LEASE: Duration = Duration::from_secs(3_600);
+/// Partitions of the stream the rig consumes.
+const PARTS: i64 = 4;
 /// How long a process may take to come to its place.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -237,8 +239,11 @@ async fn everything_dies_everywhere(engine: Engine) -> anyhow::Result<()> {
             }
             Event::Crash(place @ "dispatch.give.before_release") => {
                 consumer.kill()?;
+                // Until the database sees that the old one is gone, its partitions look held; whoever joins
+                // then gets a share of what becomes free, and nobody ever has to give.
+                wait_for("the dead to be seen", async || Ok(held(&rig).await? == 0)).await?;
                 let armed = world.start("consumer", Some((place, 1)), false)?;
-                wait_for("it to hold partitions", async || Ok(held(&rig).await? > 0)).await?;
+                wait_for("it to hold all partitions", async || Ok(held(&rig).await? == PARTS)).await?;
                 consumer = world.start("consumer", None, false)?; // It wants its share.
                 armed.dies(place).await?;
             }

@@ -428,6 +428,11 @@ CREATE TABLE ledger.digests (
     height bigint NOT NULL
 );
 
+CREATE TABLE ledger.log_heights (
+    network_id integer NOT NULL,
+    height bigint DEFAULT '-1'::integer NOT NULL
+);
+
 CREATE TABLE ledger.network_progress (
     network_id integer NOT NULL,
     head_height bigint DEFAULT '-1'::integer NOT NULL,
@@ -1402,6 +1407,9 @@ ALTER TABLE ONLY ledger.digest_history
 
 ALTER TABLE ONLY ledger.digests
     ADD CONSTRAINT digests_pkey PRIMARY KEY (network_id, bucket);
+
+ALTER TABLE ONLY ledger.log_heights
+    ADD CONSTRAINT log_heights_pkey PRIMARY KEY (network_id);
 
 ALTER TABLE ONLY ledger.network_progress
     ADD CONSTRAINT network_progress_pkey PRIMARY KEY (network_id);

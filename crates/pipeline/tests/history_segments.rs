@@ -13,8 +13,8 @@ use tidemark_model::ids::*;
 use tidemark_model::quantity::SignedQty;
 use tidemark_model::redact::RedactedUrl;
 use tidemark_model::{OffsetDateTime, U256};
-use tidemark_pipeline::history::apply_blocks;
-use tidemark_store::{Db, DbOptions, bulk};
+use tidemark_pipeline::history::{Writers, apply_blocks};
+use tidemark_store::{Db, DbOptions, bulk, ledger};
 use tidemark_testkit::pg::TestDb;
 
 const NETWORK: NetworkId = NetworkId(7);
@@ -203,12 +203,15 @@ async fn database() -> Db {
 }
 
 async fn run(db: &Db, chain: &Chain, script: &Script, from: usize, split: usize) {
-    let mut conn = db.conn().await.expect("connects");
+    let conn = db.conn().await.expect("connects");
     bulk::ensure_progress(&conn, NETWORK, chain.network.start_block).await.expect("progress");
+    // Both ways are walked: one connection with short segments, two with others.
+    let log = if split == 1 { None } else { db.spare_conn().await };
+    let mut writers = Writers { state: conn, log };
     for blocks in script.blocks[from..].chunks(split) {
         let (first, last) = (blocks[0].0.height, blocks[blocks.len() - 1].0.height);
         let range = HeightRange::inclusive(first, last).expect("not empty");
-        apply_blocks(&mut conn, chain, range, blocks).await.expect("applies");
+        apply_blocks(&mut writers, chain, range, blocks).await.expect("applies");
     }
 }
 
@@ -337,9 +340,79 @@ async fn a_segment_applied_twice_is_refused_by_the_fence() {
     let db = database().await;
     let chain = chain(0, Balances::new());
     run(&db, &chain, &script, 0, 10).await;
-    let mut conn = db.conn().await.expect("connects");
+    let mut writers = Writers { state: db.conn().await.expect("connects"), log: None };
     let range = HeightRange::new(Height(0), Height(10)).expect("not empty");
-    let error = apply_blocks(&mut conn, &chain, range, &script.blocks).await.expect_err("fenced");
+    let error = apply_blocks(&mut writers, &chain, range, &script.blocks).await.expect_err("fenced");
     assert!(error.to_string().contains("moved by another worker"), "{error}");
     assert_eq!(&owners(&db, "ledger.ownership_current").await, script.truth.last().expect("blocks"));
+}
+
+/// What a process leaves that dies after the log of a segment is committed and before its state is.
+#[tokio::test]
+async fn a_log_without_its_state_is_taken_away_and_written_again() {
+    let script = script(5, 40);
+    let truth = script.truth.last().expect("blocks");
+    let chain = chain(0, Balances::new());
+    let logs = [
+        "ledger.normalized_event_keys",
+        "ledger.normalized_events",
+        "ledger.normalized_event_deltas",
+        "ledger.ownership_history",
+        "projection.transfers",
+        "projection.block_cards",
+    ];
+    let calm = database().await;
+    run(&calm, &chain, &script, 0, 10).await;
+    for by_live in [false, true] {
+        let db = database().await;
+        let half = Script { blocks: script.blocks[..20].to_vec(), truth: vec![] };
+        run(&db, &chain, &half, 0, 10).await;
+        let mut writers = Writers { state: db.conn().await.expect("connects"), log: db.spare_conn().await };
+        assert!(writers.log.is_some(), "the pool has two");
+        let dies_at_commit = "
+            create function pg_temp.die() returns trigger language plpgsql as
+                $$ begin raise exception 'killed' using errcode = 'admin_shutdown'; end $$;
+            create constraint trigger die after update on ledger.network_progress
+                deferrable initially deferred for each row execute function pg_temp.die()";
+        writers.state.batch("die", dies_at_commit).await.expect("arms");
+        let range = HeightRange::inclusive(Height(20), Height(29)).expect("not empty");
+        apply_blocks(&mut writers, &chain, range, &script.blocks[20..30]).await.expect_err("it died");
+        writers.state.batch("live", "drop trigger die on ledger.network_progress").await.expect("disarms");
+        drop(writers);
+        let left = count(&db, "ledger.normalized_event_keys where block_number >= 20").await;
+        assert!(left > 0, "the log is ahead of the ledger");
+        if by_live {
+            let mut conn = db.conn().await.expect("connects");
+            let tx = conn.tx().await.expect("begins");
+            ledger::lock_progress(&tx, NETWORK, Height(0)).await.expect("locks");
+            tx.commit().await.expect("commits");
+            for table in logs {
+                let height = if table.starts_with("projection") { "height" } else { "block_number" };
+                let ahead = match table {
+                    "ledger.normalized_event_deltas" => {
+                        format!(
+                            "{table} d where not exists (select from ledger.normalized_event_keys k
+                                   where k.normalized_event_id = d.normalized_event_id)"
+                        )
+                    }
+                    _ => format!("{table} where {height} >= 20"),
+                };
+                assert_eq!(count(&db, &ahead).await, 0, "{table}");
+            }
+        }
+        run(&db, &chain, &script, 20, 10).await;
+        assert_eq!(&owners(&db, "ledger.ownership_current").await, truth);
+        assert_eq!(&owners(&db, "projection.ownership_view").await, truth);
+        for sql in READ_MODELS_DIFFER {
+            no_rows(&db, sql).await;
+        }
+        for table in logs {
+            assert_eq!(count(&db, table).await, count(&calm, table).await, "{table}");
+        }
+    }
+}
+
+async fn count(db: &Db, what: &str) -> i64 {
+    let conn = db.conn().await.expect("connects");
+    conn.query_one("count", &format!("select count(*) from {what}"), &[]).await.expect("reads").get(0)
 }

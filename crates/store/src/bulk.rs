@@ -1,5 +1,4 @@
-//! Bulk application of finalized history. One segment is one transaction: append-only rows by COPY, state
-//! by one merge per table. The caller holds the lock on the network's row of ledger.network_progress, so
+//! Bulk application of finalized history: append-only rows by COPY, state by one merge per table. The caller holds the lock on the network's row of ledger.network_progress, so
 //! nothing else writes this network's ledger meanwhile and plain inserts cannot conflict.
 //!
 //! The merge tables are temporary and empty themselves at commit.
@@ -24,6 +23,7 @@ pub struct Progress {
 }
 
 const ENSURE_PROGRESS: &str = "
+    with log as (insert into ledger.log_heights (network_id) values ($1) on conflict (network_id) do nothing)
     insert into ledger.network_progress (network_id, head_height, finalized_height, history_height)
     values ($1, $2, $2, $2) on conflict (network_id) do nothing";
 const LOCK_PROGRESS: &str = "
@@ -116,8 +116,9 @@ const CREATE_TEMP_TABLES: &str = "
         transfers bigint not null) on commit delete rows;
     create temp table if not exists seg_holders (
         collection_id uuid not null, account_id uuid not null, assets bigint not null, qty numeric not null,
-        old bigint, at tid) on commit delete rows;
-    create temp table if not exists seg_events (id uuid not null) on commit delete rows";
+        old bigint, at tid) on commit delete rows";
+const CREATE_TEMP_EVENT_IDS: &str =
+    "create temp table if not exists seg_events (id uuid not null) on commit delete rows";
 
 /// Rows for the merge tables, encoded by the caller in the order of the columns above; those with a uuid in
 /// front in its order ([`CopyBuffer::sorted_by_leading_uuid`]).
@@ -194,6 +195,8 @@ pub async fn stage(tx: &Tx<'_>, merge: Merge) -> Result<Vec<BelowZero>, StoreErr
 /// Append-only rows, encoded by the caller in the order of the columns of the statements below. Those whose key is
 /// a hash come in its order.
 pub struct Log {
+    /// Ids of all events, for the rare case that some were reverted before.
+    pub ids: CopyBuffer,
     /// ledger.normalized_event_keys
     pub keys: CopyBuffer,
     /// ledger.normalized_events
@@ -229,7 +232,10 @@ const COPY_BLOCKS: &str = "
         from stdin (format binary)";
 
 /// Appends the segment's log rows.
-pub async fn append(tx: &Tx<'_>, log: Log) -> Result<(), StoreError> {
+pub async fn append(tx: &Tx<'_>, network: NetworkId, log: Log) -> Result<(), StoreError> {
+    if has_open_events(tx, network).await? {
+        forget_reverted(tx, network, log.ids).await?;
+    }
     tx.copy_in("append event keys", COPY_KEYS, log.keys).await?;
     tx.copy_in("append events", COPY_EVENTS, log.events).await?;
     tx.copy_in("append deltas", COPY_DELTAS, log.deltas).await?;
@@ -258,13 +264,14 @@ const FORGET_TRANSFERS: &str = "
      where t.network_id = $1 and t.event_id = s.id and t.is_reverted";
 
 /// Does the network have events that are not final (reverted ones among them)?
-pub async fn has_open_events(tx: &Tx<'_>, network: NetworkId) -> Result<bool, StoreError> {
+async fn has_open_events(tx: &Tx<'_>, network: NetworkId) -> Result<bool, StoreError> {
     Ok(tx.query_one("look for open events", HAS_REVERTED, &[&network.0]).await?.get(0))
 }
 
 /// A reverted event that history brings back (its transaction was included again while we were away) gives
-/// way to its final form. Call after [`stage`], before [`append`].
-pub async fn forget_reverted(tx: &Tx<'_>, network: NetworkId, ids: CopyBuffer) -> Result<(), StoreError> {
+/// way to its final form.
+async fn forget_reverted(tx: &Tx<'_>, network: NetworkId, ids: CopyBuffer) -> Result<(), StoreError> {
+    tx.batch("create the table of event ids", CREATE_TEMP_EVENT_IDS).await?;
     tx.copy_in("stage event ids", COPY_EVENT_IDS, ids).await?;
     tx.execute("forget reverted keys", FORGET_KEYS, &[]).await?;
     tx.execute("forget reverted events", FORGET_EVENTS, &[&network.0]).await?;

@@ -47,6 +47,11 @@ impl CopyBuffer {
         open.put_i32(0); // header extension
         Self { columns, full: Vec::new(), open, rows: 0, missing: 0 }
     }
+    /// The rows so far; none are left here.
+    pub fn take(&mut self) -> Self {
+        let columns = self.columns;
+        std::mem::replace(self, Self::new(columns))
+    }
     /// Rows so far.
     pub fn rows(&self) -> u64 {
         self.rows

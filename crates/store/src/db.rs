@@ -204,6 +204,17 @@ impl Db {
         }
     }
 
+    /// One more connection for who holds one, and does without if the pool has none to spare. Never waits: who holds
+    /// one and waits for another stands still when all do.
+    pub async fn spare_conn(&self) -> Option<Conn> {
+        let now = deadpool_postgres::Timeouts {
+            wait: Some(Duration::ZERO),
+            create: Some(Duration::from_secs(10)),
+            recycle: None,
+        };
+        self.pool.timeout_get(&now).await.ok().map(|object| Conn { object })
+    }
+
     /// Closes all connections; later calls fail.
     pub fn close(&self) {
         self.pool.close();

@@ -15,6 +15,7 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use crate::db::{StoreError, Tx};
+use crate::log_height;
 
 /// One movement of an event, as stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -336,6 +337,7 @@ pub struct Progress {
 }
 
 const CREATE_PROGRESS: &str = "
+    with log as (insert into ledger.log_heights (network_id) values ($1) on conflict (network_id) do nothing)
     insert into ledger.network_progress (network_id, head_height) values ($1, $2)
     on conflict (network_id) do nothing";
 const LOCK_PROGRESS: &str = "
@@ -357,7 +359,10 @@ pub async fn lock_progress(
             tx.query_one("lock the network's progress", LOCK_PROGRESS, &[&network.0]).await?
         }
     };
-    Ok(Progress { head: row.get(0), finalized: row.get(1), reported: row.get(2), history: row.get(3) })
+    let progress =
+        Progress { head: row.get(0), finalized: row.get(1), reported: row.get(2), history: row.get(3) };
+    log_height::settle(tx, network, progress.head).await?;
+    Ok(progress)
 }
 
 const SET_PROGRESS: &str = "

@@ -23,6 +23,7 @@ pub mod errors;
 pub mod inbox;
 pub mod lease;
 pub mod ledger;
+pub mod log_height;
 pub mod migrate;
 pub mod outbox;
 pub mod ownership;

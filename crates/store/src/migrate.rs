@@ -42,6 +42,7 @@ migrations!(
     "0015_api",
     "0016_shards",
     "0017_open_height",
+    "0018_log_heights",
 );
 
 /// What [`run`] did.

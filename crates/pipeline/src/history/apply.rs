@@ -1,4 +1,5 @@
-//! A segment applied: one transaction, from the fence to the checkpoint.
+//! A segment applied: one transaction, from the fence to the checkpoint; or two that run side by side and are
+//! committed one right after the other (ADR 0015).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,7 +14,7 @@ use tidemark_store::bulk::{self, BelowZero, Log, Merge, QuarantineRow};
 use tidemark_store::copy::CopyBuffer;
 use tidemark_store::ledger::{self, OpeningRow, OpeningState, Pair};
 use tidemark_store::raw::RawReader;
-use tidemark_store::{Conn, Db, StoreError, Tx, projection};
+use tidemark_store::{Conn, Db, StoreError, Tx, log_height, projection};
 
 use super::HistoryError;
 use super::segment::{Before, Refused, Segment, SegmentAsset, build};
@@ -25,6 +26,14 @@ const TRIES_MAX: usize = 50;
 
 /// Questions in one call to the adapter, which batches them further.
 const ASKS_MAX: usize = 5_000;
+
+/// The connections a segment is written with. With two, its log is appended beside the merge of its state.
+pub struct Writers {
+    /// Takes the fence, merges, moves the checkpoint.
+    pub state: Conn,
+    /// Appends the log.
+    pub log: Option<Conn>,
+}
 
 /// A segment with its merge rows: everything that can be done before the segment below it is applied.
 pub(super) struct Built {
@@ -78,18 +87,18 @@ impl<'a> Source<'a> {
 /// Builds and applies the segment of `blocks`, asking the chain for balances older than the start block
 /// where they are needed. Gives the number of canonical events.
 pub async fn apply_blocks(
-    conn: &mut Conn,
+    writers: &mut Writers,
     adapter: &dyn ChainAdapter,
     range: HeightRange,
     blocks: &[(RawBlock, ParsedBlock)],
 ) -> Result<u64, HistoryError> {
     let built = Built::of(adapter.network(), range, blocks);
-    apply_built(conn, adapter, built, &Source::Held(blocks)).await
+    apply_built(writers, adapter, built, &Source::Held(blocks)).await
 }
 
 /// The same for a segment that is built. Its blocks are needed only if it has to be built again.
 pub(super) async fn apply_built(
-    conn: &mut Conn,
+    writers: &mut Writers,
     adapter: &dyn ChainAdapter,
     mut built: Built,
     source: &Source<'_>,
@@ -97,7 +106,7 @@ pub(super) async fn apply_built(
     let network = adapter.network();
     let range = built.segment.range;
     let mut before = Before::default();
-    let answers = ask_openings(conn, adapter, &built.segment).await?;
+    let answers = ask_openings(&mut writers.state, adapter, &built.segment).await?;
     if !answers.given.is_empty() {
         let given = answers.given.iter();
         before.openings =
@@ -106,8 +115,12 @@ pub(super) async fn apply_built(
     }
     for _ in 0..TRIES_MAX {
         let events = built.segment.events;
-        match apply(conn, network, built, &answers).await? {
+        match apply(writers, network, built, &answers).await? {
             Applied::Done => return Ok(events),
+            Applied::Settled(same) => {
+                built = *same;
+                continue;
+            }
             Applied::BelowZero(refused, pairs) => {
                 learn(network, &refused, pairs, &answers.known, &mut before);
             }
@@ -193,6 +206,8 @@ fn opening_id(network: &Network, (asset, account): Pair) -> EventId {
 
 enum Applied {
     Done,
+    /// Nothing yet, but what somebody left who died between his two commits is gone now.
+    Settled(Box<Built>),
     /// Rolled back; the segment comes back with the pairs that went below zero.
     BelowZero(Box<Segment>, Vec<BelowZero>),
     /// Rolled back: more was made of these than there can be. Their supplies before the segment.
@@ -200,56 +215,101 @@ enum Applied {
 }
 
 async fn apply(
-    conn: &mut Conn,
+    Writers { state, log: log_writer }: &mut Writers,
     network: &Network,
-    Built { segment, merge }: Built,
+    Built { mut segment, merge }: Built,
     answers: &Answers,
 ) -> Result<Applied, HistoryError> {
-    let tx = conn.tx().await?;
+    let height = segment.range.last().as_i64();
+    let tx = state.tx().await?;
     let progress = bulk::lock_progress(&tx, network.id).await?;
     if progress.head + 1 != segment.range.from().as_i64() || progress.finalized != progress.head {
         return Err(StoreError::Fenced { what: format!("the ledger of {}", network.slug) }.into());
     }
+    let log_tx = match log_writer {
+        Some(writer) => {
+            let log_tx = writer.tx().await?;
+            if !log_height::claim(&log_tx, network.id, progress.head, height).await? {
+                log_tx.rollback().await?;
+                log_height::settle(&tx, network.id, progress.head).await?;
+                tx.commit().await?;
+                return Ok(Applied::Settled(Box::new(Built { segment, merge })));
+            }
+            Some(log_tx)
+        }
+        None => {
+            log_height::settle(&tx, network.id, progress.head).await?;
+            None
+        }
+    };
     projection::lock_network(&tx, network.id).await?;
     let below_zero = bulk::stage(&tx, merge).await?;
     if !below_zero.is_empty() {
         tx.rollback().await?;
         return Ok(Applied::BelowZero(Box::new(segment), below_zero));
     }
-    if bulk::has_open_events(&tx, network.id).await? {
-        bulk::forget_reverted(&tx, network.id, segment.event_ids).await?;
-    }
     let log = Log {
-        keys: segment.key_rows,
-        events: segment.event_rows,
-        deltas: segment.delta_rows,
-        history: segment.history_rows,
-        transfers: segment.transfer_rows,
-        blocks: segment.block_rows,
+        ids: segment.event_ids.take(),
+        keys: segment.key_rows.take(),
+        events: segment.event_rows.take(),
+        deltas: segment.delta_rows.take(),
+        history: segment.history_rows.take(),
+        transfers: segment.transfer_rows.take(),
+        blocks: segment.block_rows.take(),
     };
-    bulk::append(&tx, log).await?;
-    let now = segment.last_time;
-    bulk::merge_balances(&tx, network.id, now).await?;
-    let overfull = bulk::merge_catalog(&tx, network.id, now).await?;
-    if !overfull.is_empty() {
+    // Different tables, so neither waits for the other.
+    let (appended, merged) = match &log_tx {
+        Some(log_tx) => tokio::join!(
+            bulk::append(log_tx, network.id, log),
+            merge_state(&tx, network, &segment, answers, progress.head)
+        ),
+        None => (
+            bulk::append(&tx, network.id, log).await,
+            merge_state(&tx, network, &segment, answers, progress.head).await,
+        ),
+    };
+    appended?;
+    if let Some(overfull) = merged? {
         tx.rollback().await?;
         return Ok(Applied::Overfull(overfull));
     }
-    let opened: Vec<_> = segment.opened.iter().map(|(asset, _, _)| asset.0).collect();
-    bulk::mark_partial(&tx, &opened).await?;
-    bulk::merge_statistics(&tx, network.id, now).await?;
-    let height = segment.range.last().as_i64();
-    bulk::add_digests(&tx, network.id, &segment.digest, height).await?;
-    ledger::record_openings(&tx, network.id, &opening_rows(&segment.assets, &segment.opened, answers), true)
-        .await?;
-    bulk::count_events(&tx, network.id, usize::try_from(segment.events).unwrap_or(usize::MAX)).await?;
-    projection::move_watermark(&tx, network.id, height, None).await?;
-    let set_aside =
-        SetAside { range: segment.range, quarantined: &segment.quarantined, refused: &segment.refused };
-    quarantine(&tx, network, &set_aside).await?;
-    bulk::finish(&tx, network.id, progress.head, height).await?;
+    // The log first: rows of it that are ahead of the ledger's head can be told, and are nobody's.
+    if let Some(log_tx) = log_tx {
+        log_tx.commit().await?;
+    }
     tx.commit().await?;
     Ok(Applied::Done)
+}
+
+/// Everything of a segment that is not its log, up to the checkpoint. Gives assets of which more was made than
+/// there can be.
+async fn merge_state(
+    tx: &Tx<'_>,
+    network: &Network,
+    segment: &Segment,
+    answers: &Answers,
+    old_head: i64,
+) -> Result<Option<Vec<(AssetId, U256)>>, HistoryError> {
+    let now = segment.last_time;
+    bulk::merge_balances(tx, network.id, now).await?;
+    let overfull = bulk::merge_catalog(tx, network.id, now).await?;
+    if !overfull.is_empty() {
+        return Ok(Some(overfull));
+    }
+    let opened: Vec<_> = segment.opened.iter().map(|(asset, _, _)| asset.0).collect();
+    bulk::mark_partial(tx, &opened).await?;
+    bulk::merge_statistics(tx, network.id, now).await?;
+    let height = segment.range.last().as_i64();
+    bulk::add_digests(tx, network.id, &segment.digest, height).await?;
+    ledger::record_openings(tx, network.id, &opening_rows(&segment.assets, &segment.opened, answers), true)
+        .await?;
+    bulk::count_events(tx, network.id, usize::try_from(segment.events).unwrap_or(usize::MAX)).await?;
+    projection::move_watermark(tx, network.id, height, None).await?;
+    let set_aside =
+        SetAside { range: segment.range, quarantined: &segment.quarantined, refused: &segment.refused };
+    quarantine(tx, network, &set_aside).await?;
+    bulk::finish(tx, network.id, old_head, height).await?;
+    Ok(None)
 }
 
 /// What is known of openings after this segment: the chain's answers, and what was spent without one.

@@ -1,14 +1,14 @@
 //! Bulk application of finalized history, segment by segment (cost.md: history is not live run faster).
 //!
-//! A segment is read from raw.*, parsed, folded and applied in one transaction that moves normalizer,
-//! state-updater and projector together: an event at or below `history_height` counts as applied without
+//! A segment is read from raw.*, parsed, folded and applied at once: normalizer, state-updater and projector
+//! move together. An event at or below `history_height` counts as applied without
 //! claim rows. The same events applied one by one give the same state; the digest test proves it.
 
 mod apply;
 pub mod segment;
 mod worker;
 
-pub use apply::apply_blocks;
+pub use apply::{Writers, apply_blocks};
 pub use worker::{HistoryOptions, HistoryProgress, HistoryWorker};
 
 use tidemark_model::chain::{ChainAdapter, ParsedBlock, RawBlock};

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::apply::{Built, Source, apply_built};
+use super::apply::{Built, Source, Writers, apply_built};
 use super::{HistoryError, parse};
 use crate::workers::{Cause, advance_finality};
 
@@ -228,14 +228,14 @@ impl HistoryWorker {
             }
             Ok::<_, HistoryError>(())
         });
-        let mut conn = self.app.conn().await?;
+        let mut writers = Writers { state: self.app.conn().await?, log: self.app.spare_conn().await };
         while let Some((covered, built, blocks)) = receiver.recv().await {
-            self.partitions.ensure_transfers(&mut conn, self.adapter.network().id, covered).await?;
+            self.partitions.ensure_transfers(&mut writers.state, self.adapter.network().id, covered).await?;
             let source = match &blocks {
                 Some(blocks) => Source::Held(blocks),
                 None => Source::Raw(&self.reader, &self.raw),
             };
-            let events = apply_built(&mut conn, &*self.adapter, built, &source).await?;
+            let events = apply_built(&mut writers, &*self.adapter, built, &source).await?;
             metrics::counter!("worker_events_processed_total", "worker" => "history",
                 "network_id" => self.adapter.network().id.to_string(), "event_kind" => "all")
             .increment(events);

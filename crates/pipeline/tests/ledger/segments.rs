@@ -10,7 +10,7 @@ use tidemark_model::chain::{
     RawBlock, RawEvent,
 };
 use tidemark_model::ids::{BlockHash, Height, HeightRange};
-use tidemark_pipeline::history::{HistoryError, apply_blocks};
+use tidemark_pipeline::history::{HistoryError, Writers, apply_blocks};
 use tidemark_pipeline::workers::Openings;
 use tidemark_store::bulk;
 
@@ -74,7 +74,7 @@ impl World {
             entry.1.events.push(event.clone());
         }
         let blocks: Vec<_> = blocks.into_values().collect();
-        let mut conn = self.db.conn().await.expect("connects");
+        let conn = self.db.conn().await.expect("connects");
         let partition = format!(
             "do $$ begin
                  create table projection.transfers_t partition of projection.transfers for values in ({NETWORK});
@@ -82,7 +82,8 @@ impl World {
         );
         conn.batch("partition", &partition).await.expect("partitions");
         bulk::ensure_progress(&conn, NETWORK, self.network.start_block).await.expect("progress");
-        apply_blocks(&mut conn, &Silent(self.network.clone()), range, &blocks).await
+        let mut writers = Writers { state: conn, log: self.db.spare_conn().await };
+        apply_blocks(&mut writers, &Silent(self.network.clone()), range, &blocks).await
     }
 }
 

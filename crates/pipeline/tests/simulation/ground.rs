@@ -37,7 +37,16 @@ const FUSE: &str = "
             execute format('create trigger fuse before insert or update or delete on %s
                             for each statement execute function simulation.fuse()', place);
         end loop;
-    end $$";
+    end $$;
+    create function simulation.last_breath() returns trigger language plpgsql as $$
+    begin
+        if current_setting('simulation.last_breath', true) = 'on' then
+            raise exception 'killed at commit' using errcode = 'admin_shutdown';
+        end if;
+        return null;
+    end $$;
+    create constraint trigger last_breath after update on ledger.network_progress
+        deferrable initially deferred for each row execute function simulation.last_breath()";
 
 pub(crate) struct Ground {
     /// Where the schedule runs.
@@ -96,6 +105,14 @@ pub(crate) async fn settle(db: &Db, network: &Network) -> Result<(), StoreError>
 pub(crate) async fn set_fuse(conn: &Conn, statements: Option<u32>) -> Result<(), StoreError> {
     let value = statements.map_or_else(String::new, |statements| statements.to_string());
     conn.query("set the fuse", "select set_config('simulation.fuse', $1, false)", &[&value]).await?;
+    Ok(())
+}
+
+/// Lets a connection fail while it commits a move of the ledger's progress, or not.
+pub(crate) async fn set_last_breath(conn: &Conn, last: bool) -> Result<(), StoreError> {
+    let value = if last { "on" } else { "" };
+    conn.query("set the last breath", "select set_config('simulation.last_breath', $1, false)", &[&value])
+        .await?;
     Ok(())
 }
 

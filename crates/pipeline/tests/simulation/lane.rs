@@ -4,7 +4,7 @@
 use tidemark_model::chain::{ChainAdapter, ParsedBlock, RawBlock};
 use tidemark_model::envelope::*;
 use tidemark_model::ids::{Height, HeightRange};
-use tidemark_pipeline::history::{HistoryError, apply_blocks};
+use tidemark_pipeline::history::{HistoryError, Writers, apply_blocks};
 use tidemark_pipeline::projectors::{self, rebuild_keys, touched};
 use tidemark_pipeline::workers::{
     BlockInput, BlockOutcome, Cause, Openings, WorkError, advance_finality, handle_reorg, prepare,
@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 
 use crate::chain::Chain;
 use crate::feed::{Feed, Message};
-use crate::ground::{Ground, killed_at, set_fuse};
+use crate::ground::{Ground, killed_at, set_fuse, set_last_breath};
 
 /// Where a step ends before its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl Lane {
         kill: Kill,
     ) -> Result<(Step, String), Failed> {
         let network = self.chain.network.id;
-        let mut conn = ground.db.conn().await.map_err(text)?;
+        let conn = ground.db.conn().await.map_err(text)?;
         let progress = bulk::read_progress(&conn, network).await.map_err(text)?.ok_or("no progress")?;
         let available =
             self.feed.finalized.map_or(-1, |height| i64::try_from(height).expect("a small height"));
@@ -123,7 +123,10 @@ impl Lane {
         let blocks = self.segment(range);
         light(&conn, kill).await?;
         let what = format!("history {range}");
-        let step = match apply_blocks(&mut conn, &self.chain, range, &blocks).await {
+        // Short segments with one connection, long ones with two.
+        let log = if range.from() < range.last() { ground.db.spare_conn().await } else { None };
+        let mut writers = Writers { state: conn, log };
+        let step = match apply_blocks(&mut writers, &self.chain, range, &blocks).await {
             Ok(_) => Step::Done,
             Err(HistoryError::Chain(_)) => Step::Waits,
             Err(error) => match killed_at(&error) {
@@ -134,7 +137,7 @@ impl Lane {
                 None => return Err(format!("{what}: {error}")),
             },
         };
-        put_out(&conn, kill).await?;
+        put_out(&writers.state, kill).await?;
         Ok((step, what))
     }
 
@@ -243,7 +246,7 @@ pub(crate) async fn replay(db: &Db, lane: &Lane, last: u64, in_bulk: bool) -> Re
     let first = network.start_block;
     let blocks: Vec<RawBlock> =
         (first.0..=last).map(|height| chain.raw_block(height).expect("canonical")).collect();
-    let mut conn = db.conn().await.map_err(text)?;
+    let mut writers = Writers { state: db.conn().await.map_err(text)?, log: db.spare_conn().await };
     if in_bulk {
         let blocks: Vec<_> = blocks
             .into_iter()
@@ -251,9 +254,10 @@ pub(crate) async fn replay(db: &Db, lane: &Lane, last: u64, in_bulk: bool) -> Re
             .map(|(parsed, block)| (block, parsed))
             .collect();
         let range = HeightRange::inclusive(first, Height(last)).expect("not empty");
-        apply_blocks(&mut conn, chain, range, &blocks).await.map_err(text)?;
+        apply_blocks(&mut writers, chain, range, &blocks).await.map_err(text)?;
         return Ok(());
     }
+    let mut conn = writers.state;
     let cause = Cause { id: "replay".to_owned(), at: OffsetDateTime::UNIX_EPOCH };
     for block in &blocks {
         let parsed = chain.parse(block);
@@ -337,6 +341,7 @@ fn envelope(draft: Draft) -> Envelope {
 async fn light(conn: &Conn, kill: Kill) -> Result<(), Failed> {
     match kill {
         Kill::Statement(after) => set_fuse(conn, Some(after)).await.map_err(text),
+        Kill::BeforeCommit => set_last_breath(conn, true).await.map_err(text),
         _ => Ok(()),
     }
 }
@@ -344,6 +349,7 @@ async fn light(conn: &Conn, kill: Kill) -> Result<(), Failed> {
 async fn put_out(conn: &Conn, kill: Kill) -> Result<(), Failed> {
     match kill {
         Kill::Statement(_) => set_fuse(conn, None).await.map_err(text),
+        Kill::BeforeCommit => set_last_breath(conn, false).await.map_err(text),
         _ => Ok(()),
     }
 }

@@ -20,7 +20,7 @@ use tidemark_model::quantity::SignedQty;
 use tidemark_model::subject::Subject;
 use tidemark_model::{OffsetDateTime, U256};
 use tidemark_pipeline::handlers::LedgerHandler;
-use tidemark_pipeline::history::{HistoryOptions, HistoryWorker, apply_blocks};
+use tidemark_pipeline::history::{HistoryOptions, HistoryWorker, Writers, apply_blocks};
 use tidemark_pipeline::projectors::{rebuild_keys, touched};
 use tidemark_pipeline::workers::{
     BlockInput, BlockOutcome, Cause, Openings, advance_finality, handle_reorg, process_block,
@@ -414,8 +414,8 @@ impl Ground {
 
     async fn segment(&self, chain: &Still, block: (RawBlock, ParsedBlock)) -> anyhow::Result<()> {
         let range = HeightRange::one(block.0.height);
-        let mut conn = self.db.conn().await?;
-        apply_blocks(&mut conn, chain, range, &[block]).await?;
+        let mut writers = Writers { state: self.db.conn().await?, log: self.db.spare_conn().await };
+        apply_blocks(&mut writers, chain, range, &[block]).await?;
         Ok(())
     }
 

@@ -71,7 +71,7 @@ rm -f "$out/stacks.txt"
 inferno=$(command -v inferno-flamegraph || echo "$tools/bin/inferno-flamegraph")
 if [ ! -x "$inferno" ]; then
     say "installing inferno into $tools (draws the flame graph)"
-    cargo install --quiet --locked --root "$tools" --no-default-features inferno || true
+    cargo install --quiet --locked --root "$tools" --no-default-features --features cli inferno || true
 fi
 if [ -x "$inferno" ]; then
     "$inferno" --title "tidemark $1" "$out/folded.txt" >"$out/flamegraph.svg"

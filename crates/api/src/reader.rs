@@ -1,6 +1,7 @@
 //! One request's view of the data: a connection, the networks as they are now, and the reads that routes and
 //! pages share. Networks are read before the rows, so a watermark never promises more than the rows hold.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -29,7 +30,7 @@ const EMPTY_IS_PENDING_LAG: i64 = 30;
 
 pub(crate) struct Reader {
     pub(crate) conn: Conn,
-    pub(crate) networks: Vec<NetworkRow>,
+    pub(crate) networks: Arc<Vec<NetworkRow>>,
     /// Is the operator page served?
     pub(crate) operator_page: bool,
 }
@@ -98,8 +99,8 @@ impl Reader {
     }
 
     pub(crate) async fn open(state: &ApiState) -> Result<Self, Problem> {
+        let networks = state.networks().await?;
         let conn = state.app().conn().await?;
-        let networks = reads::networks(&conn).await?;
         Ok(Self { conn, networks, operator_page: state.config().operator_page })
     }
 
@@ -636,7 +637,7 @@ impl Reader {
             Some(text) => cursor::decode(&binding, text)?,
         };
         let (mut queues, mut ends) = (Vec::new(), Vec::new());
-        for network in &self.networks {
+        for network in self.networks.iter() {
             let before = match places.iter().find(|(id, _)| *id == network.network_id) {
                 Some((_, place)) => place.as_place(),
                 None if page.cursor.is_none() => TransferPlace::TOP,

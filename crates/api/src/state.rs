@@ -1,9 +1,10 @@
 //! What all requests share, and the background work of the API.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use tidemark_store::reads::NetworkRow;
 use tidemark_store::{Db, DbOptions, StoreError, reads};
 use tokio_util::sync::CancellationToken;
 
@@ -61,6 +62,7 @@ pub fn db_options(connections_max: usize) -> DbOptions {
         connections_max,
         role: Some("tidemark_api".to_owned()),
         statement_timeout: Some(Duration::from_secs(5)),
+        plan_once: true,
     }
 }
 
@@ -76,6 +78,8 @@ struct Inner {
     config: ApiConfig,
     limit: RateLimit,
     hub: Hub,
+    /// The networks as they were last read, and when that read began.
+    networks: tokio::sync::Mutex<Option<(Instant, Arc<Vec<NetworkRow>>)>>,
     closing: CancellationToken,
 }
 
@@ -90,7 +94,25 @@ impl ApiState {
     pub fn new(app: Db, raw: Db, config: ApiConfig) -> Self {
         let limit = RateLimit::new(&config);
         let hub = Hub::new(config.stream_clients_max);
-        Self { inner: Arc::new(Inner { app, raw, config, limit, hub, closing: CancellationToken::new() }) }
+        let (networks, closing) = (tokio::sync::Mutex::default(), CancellationToken::new());
+        Self { inner: Arc::new(Inner { app, raw, config, limit, hub, networks, closing }) }
+    }
+
+    /// The networks, read after this was called. Requests that wait at the same time share one read, so that many
+    /// of them cost no more than one after another; none gets what was read before it came.
+    pub(crate) async fn networks(&self) -> Result<Arc<Vec<NetworkRow>>, StoreError> {
+        let asked = Instant::now();
+        let mut last = self.inner.networks.lock().await;
+        if let Some((began, rows)) = &*last
+            && *began >= asked
+        {
+            return Ok(Arc::clone(rows));
+        }
+        let conn = self.inner.app.conn().await?;
+        let began = Instant::now();
+        let rows = Arc::new(reads::networks(&conn).await?);
+        *last = Some((began, Arc::clone(&rows)));
+        Ok(rows)
     }
 
     pub(crate) fn app(&self) -> &Db {

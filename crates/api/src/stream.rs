@@ -424,7 +424,7 @@ impl Client {
     async fn begin_walk(&mut self, news: &News) -> Result<bool, StoreError> {
         let networks = match news.networks.is_empty() {
             false => Arc::clone(&news.networks),
-            true => Arc::new(reads::networks(&self.state.app().conn().await?).await?),
+            true => self.state.networks().await?,
         };
         for (network, target) in current_lines(&networks, self.level) {
             if self.filter.network.is_some_and(|wanted| wanted != network) {

@@ -741,7 +741,8 @@ impl Lane {
             run_handler(self.handler.as_ref(), &tx, &due).await?;
         }
         crash::point("dispatch.effect.after");
-        buslog::move_position(&tx, kind, stream, part, epoch, last.pseq).await?;
+        buslog::move_position(&tx, kind, stream, part, epoch, last.pseq, self.shared.options.lease_ttl)
+            .await?;
         crash::point("dispatch.position.after");
         tx.commit().await?;
         crash::point("dispatch.commit.after");
@@ -774,7 +775,7 @@ impl Lane {
             return Ok(Next::Again(wait));
         }
         bury(&tx, kind, event, Kind::Poison, &text, chain, attempts).await?;
-        buslog::move_position(&tx, kind, stream, part, epoch, event.pseq).await?;
+        buslog::move_position(&tx, kind, stream, part, epoch, event.pseq, options.lease_ttl).await?;
         crash::point("dispatch.park.before_commit");
         tx.commit().await?;
         crash::point("dispatch.park.after_commit");

@@ -1,7 +1,7 @@
 //! HTTP under JSON-RPC: one POST, a deadline over all of it, and a body counted while it streams (after
 //! decompression, so a small gzip bomb is stopped too).
 
-use std::sync::Once;
+use std::sync::{Once, OnceLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -19,8 +19,13 @@ pub(crate) fn install_tls() {
     });
 }
 
-/// A client for all endpoints of a pool.
+/// The client of all pools: each of its own would keep the system's certificates once more, half a MiB per network.
 pub(crate) fn client() -> Result<reqwest::Client, String> {
+    static CLIENT: OnceLock<Result<reqwest::Client, String>> = OnceLock::new();
+    CLIENT.get_or_init(build_client).clone()
+}
+
+fn build_client() -> Result<reqwest::Client, String> {
     install_tls();
     reqwest::Client::builder()
         .connect_timeout(Duration::from_secs(5))

@@ -178,7 +178,9 @@ pub async fn stage(tx: &Tx<'_>, merge: Merge) -> Result<Vec<BelowZero>, StoreErr
     tx.copy_in("stage assets", COPY_ASSETS, merge.assets).await?;
     tx.copy_in("stage accounts", COPY_ACCOUNTS, merge.accounts).await?;
     tx.copy_in("stage collections", COPY_COLLECTIONS, merge.collections).await?;
+    tx.look_up_one_by_one().await?;
     tx.execute("join balances", JOIN_BALANCES, &[]).await?;
+    tx.look_up_as_usual().await?;
     let rows = tx.query("look for balances below zero", BELOW_ZERO, &[&BELOW_ZERO_MAX]).await?;
     Ok(rows
         .iter()
@@ -312,8 +314,10 @@ pub async fn merge_balances(tx: &Tx<'_>, network: NetworkId, now: OffsetDateTime
     tx.execute("remove emptied balances", DELETE_EMPTY, &[]).await?;
     tx.execute("update balances", UPDATE_HELD, &[&now]).await?;
     tx.execute("insert balances", INSERT_HELD, &[&network.0, &now]).await?;
+    tx.look_up_one_by_one().await?;
     tx.execute("remove emptied holdings", DELETE_VIEW, &[]).await?;
     tx.execute("update holdings", UPDATE_VIEW, &[&now]).await?;
+    tx.look_up_as_usual().await?;
     tx.execute("insert holdings", INSERT_VIEW, &[&network.0, &now]).await?;
     Ok(())
 }
@@ -349,7 +353,8 @@ const INSERT_ASSETS: &str = "
     insert into catalog.assets (id, network_id, collection_id, token_id_raw, token_id_num, standard_id,
         is_fungible_class, is_burned, supply, history, is_stub, first_seen_block, created_at)
     select s.asset_id, $1, s.collection_id, s.token_id,
-           case when s.token_id ~ '^[0-9]{1,78}$' then s.token_id::numeric end, s.standard, r.is_fungible_class,
+           case when length(s.token_id) between 1 and 78 and ltrim(s.token_id, '0123456789') = ''
+                then s.token_id::numeric end, s.standard, r.is_fungible_class,
            s.is_burned, s.supply, case when s.partial then 'partial' else 'complete' end,
            true, s.first_height, s.first_seen
       from seg_assets_merge s join ref.standards r on r.id = s.standard
@@ -384,16 +389,18 @@ pub async fn merge_catalog(
 ) -> Result<Vec<(AssetId, U256)>, StoreError> {
     tx.execute("insert contracts", INSERT_CONTRACTS, &[&network.0]).await?;
     tx.execute("insert collections", INSERT_COLLECTIONS, &[&network.0]).await?;
+    tx.look_up_one_by_one().await?;
     tx.execute("join assets", JOIN_ASSETS, &[]).await?;
+    tx.execute("join accounts", JOIN_ACCOUNTS, &[]).await?;
+    tx.execute("update asset cards", UPDATE_CARDS, &[&now]).await?;
+    tx.look_up_as_usual().await?;
     let overfull = tx.query("look for impossible supplies", OVERFULL, &[]).await?;
     if !overfull.is_empty() {
         return Ok(overfull.iter().map(|row| (AssetId(row.get(0)), row.get(1))).collect());
     }
-    tx.execute("update asset cards", UPDATE_CARDS, &[&now]).await?;
     tx.execute("insert asset cards", INSERT_CARDS, &[&network.0, &now]).await?;
     tx.execute("update supplies", UPDATE_ASSETS, &[]).await?;
     tx.execute("insert assets", INSERT_ASSETS, &[&network.0]).await?;
-    tx.execute("join accounts", JOIN_ACCOUNTS, &[]).await?;
     tx.execute("insert accounts", INSERT_ACCOUNTS, &[&network.0]).await?;
     Ok(Vec::new())
 }

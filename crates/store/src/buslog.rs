@@ -655,11 +655,19 @@ pub struct HeldPosition {
     pub epoch: i64,
 }
 
+// A locked row belongs to a batch that is being applied, and moving the position renews the lease. Waiting for it
+// here, with other rows locked already, would make all partitions wait for the slowest.
 const RENEW_POSITIONS: &str = "
+    with free as (
+        select p.handler_kind, p.stream, p.part
+          from system.consumer_positions p
+          join unnest($1::text[], $2::text[], $3::smallint[], $4::bigint[]) as v (handler_kind, stream, part, epoch)
+            on p.handler_kind = v.handler_kind and p.stream = v.stream and p.part = v.part and p.epoch = v.epoch
+           for update of p skip locked)
     update system.consumer_positions p
     set lease_expires_at = now() + make_interval(secs => $5)
-    from unnest($1::text[], $2::text[], $3::smallint[], $4::bigint[]) as v (handler_kind, stream, part, epoch)
-    where p.handler_kind = v.handler_kind and p.stream = v.stream and p.part = v.part and p.epoch = v.epoch";
+    from free f
+    where p.handler_kind = f.handler_kind and p.stream = f.stream and p.part = f.part";
 const RELEASE_POSITIONS: &str = "
     update system.consumer_positions p
     set lease_expires_at = null, owner = null, session_key = null
@@ -708,7 +716,9 @@ const LOCK_POSITION_ANY: &str = "
     select pseq from system.consumer_positions
     where handler_kind = $1 and stream = $2 and part = $3 for update";
 const MOVE_POSITION: &str = "
-    update system.consumer_positions set pseq = $5, updated_at = now()
+    update system.consumer_positions
+       set pseq = $5, updated_at = now(),
+           lease_expires_at = greatest(lease_expires_at, clock_timestamp() + make_interval(secs => $6))
     where handler_kind = $1 and stream = $2 and part = $3 and epoch = $4 and pseq < $5";
 
 fn position_fenced(handler: &str, stream: &str, part: u16) -> StoreError {
@@ -753,7 +763,7 @@ pub async fn lock_position_any(
     Ok(row.map(|row| row.get(0)))
 }
 
-/// Moves a locked position forward.
+/// Moves a locked position of ours forward, and renews its lease.
 pub async fn move_position(
     tx: &Tx<'_>,
     handler: &str,
@@ -761,9 +771,15 @@ pub async fn move_position(
     part: u16,
     epoch: i64,
     pseq: i64,
+    ttl: Duration,
 ) -> Result<(), StoreError> {
+    let seconds = ttl.as_secs_f64();
     let moved = tx
-        .execute("move a position", MOVE_POSITION, &[&handler, &stream, &small(part), &epoch, &pseq])
+        .execute(
+            "move a position",
+            MOVE_POSITION,
+            &[&handler, &stream, &small(part), &epoch, &pseq, &seconds],
+        )
         .await?;
     if moved == 0 { Err(position_fenced(handler, stream, part)) } else { Ok(()) }
 }

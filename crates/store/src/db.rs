@@ -131,6 +131,9 @@ pub struct DbOptions {
     pub role: Option<String>,
     /// Longest statement; none for long jobs.
     pub statement_timeout: Option<Duration>,
+    /// Plan each statement once per connection, whatever its parameters. For sessions whose every statement was
+    /// proven to be right so.
+    pub plan_once: bool,
 }
 
 impl Default for DbOptions {
@@ -140,6 +143,7 @@ impl Default for DbOptions {
             connections_max: 8,
             role: None,
             statement_timeout: Some(Duration::from_secs(60)),
+            plan_once: false,
         }
     }
 }
@@ -227,6 +231,9 @@ fn session_options(options: &DbOptions) -> String {
     let mut text = format!(
         "-c statement_timeout={timeout_ms} -c idle_in_transaction_session_timeout=120000 -c timezone=UTC -c jit=off"
     );
+    if options.plan_once {
+        text.push_str(" -c plan_cache_mode=force_generic_plan");
+    }
     if let Some(role) = &options.role {
         text.push_str(" -c role=");
         text.push_str(role);
@@ -387,8 +394,10 @@ pub struct Tx<'a> {
 /// keys there are, looks each of them up, and is not made anew for every batch.
 const BY_KEY: &str = "set local enable_seqscan = off; set local enable_bitmapscan = off; \
                       set local random_page_cost = 1.1; set local plan_cache_mode = force_generic_plan";
+const ONE_BY_ONE: &str = "set local enable_hashjoin = off; set local enable_mergejoin = off";
 const AS_USUAL: &str = "set local enable_seqscan to default; set local enable_bitmapscan to default; \
-                        set local random_page_cost to default; set local plan_cache_mode to default";
+                        set local random_page_cost to default; set local plan_cache_mode to default; \
+                        set local enable_hashjoin to default; set local enable_mergejoin to default";
 
 impl Tx<'_> {
     /// Makes the statements that follow look rows up by key, however small their tables are. Such a
@@ -396,7 +405,13 @@ impl Tx<'_> {
     pub async fn look_up_by_key(&self) -> Result<(), StoreError> {
         self.batch("prefer keys", BY_KEY).await
     }
-    /// Ends [`Self::look_up_by_key`] for what else happens in the transaction.
+    /// The same for statements that join one large set to one table: each of its rows is a look-up, also where
+    /// reading the whole table once looks cheaper. What it costs then does not grow with the table.
+    pub async fn look_up_one_by_one(&self) -> Result<(), StoreError> {
+        self.look_up_by_key().await?;
+        self.batch("prefer keys one by one", ONE_BY_ONE).await
+    }
+    /// Ends [`Self::look_up_by_key`] or [`Self::look_up_one_by_one`] for what else happens in the transaction.
     pub async fn look_up_as_usual(&self) -> Result<(), StoreError> {
         self.batch("stop preferring keys", AS_USUAL).await
     }

@@ -263,12 +263,12 @@ fn idle_wait(networks: usize) -> Duration {
     wait.clamp(Duration::from_millis(200), Duration::from_secs(10))
 }
 
-/// Most events of one transaction. An event of the ledger's is a whole block; the projector's are its
-/// transfers, and a large block should not take several transactions to appear.
+/// Most events of one transaction. An event of the ledger's is a whole block; of the projector's, up to 150 transfers
+/// or 500 assets of one, and a large block should not take several transactions to appear.
 fn batch_max(kind: &str) -> usize {
     match kind {
         "ledger" => 8,
-        _ => 2_000,
+        _ => 40,
     }
 }
 

@@ -138,6 +138,7 @@ impl Context {
             connections_max,
             role: may.then(|| role.name().to_owned()),
             statement_timeout: role.statement_timeout(),
+            plan_once: matches!(role, DbRole::Api),
         };
         Ok(Db::open(db.url(), &options)?)
     }

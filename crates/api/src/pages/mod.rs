@@ -17,7 +17,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
 use serde::Deserialize;
 use tidemark_model::ids::{CollectionId, NetworkId};
-use tidemark_store::reads::{self, NetworkRow, TransferScope};
+use tidemark_store::reads::{self, TransferScope};
 use time::{Duration, OffsetDateTime};
 
 use crate::dto::{Block, Collection, Found, Holder, Owner, Transaction};
@@ -179,7 +179,7 @@ async fn home(State(state): State<ApiState>) -> Result<Response, Oops> {
     let reader = Reader::open(&state).await?;
     let since = OffsetDateTime::now_utc() - Duration::minutes(15);
     let mut networks = Vec::new();
-    for network in &reader.networks {
+    for network in reader.networks.iter() {
         let activity = reads::activity(&reader.conn, network.network_id, since).await?;
         networks.push(NetworkView::new(network, &activity));
     }
@@ -498,7 +498,7 @@ async fn transaction(
 ) -> Result<Response, Oops> {
     let params = ReadParams::default();
     let (reader, network) = Reader::at(&state, &network, &params).await?;
-    let networks: Vec<NetworkRow> = reader.networks.clone();
+    let networks = Arc::clone(&reader.networks);
     let mut item = find_transaction(&state, reader, &network, &hash).await?;
     let transfers = crate::answer::Page {
         items: std::mem::take(&mut item.transfers),

@@ -136,7 +136,7 @@ async fn by_address(
     };
     let mut ids = Vec::new();
     let mut assets = Vec::new();
-    for network in &reader.networks {
+    for network in reader.networks.iter() {
         // Only families with a strict form: elsewhere any short text would be an address.
         if !matches!(network.family.as_str(), "evm" | "solana" | "ton") {
             continue;
@@ -236,7 +236,7 @@ async fn by_hash(
     let Some(hash) = hex::decode(digits).ok().filter(|bytes| bytes.len() == 32) else { return Ok(()) };
     push_blocks(reader, taste, &reads::blocks_by_hash(&reader.conn, &hash).await?, found);
     let raw = reader.raw(state).await?;
-    for network in &reader.networks {
+    for network in reader.networks.iter() {
         if let Some(place) = reads::tx_lookup(&raw, network.network_id, &hash).await?
             && is_sure_enough(network, taste.finality, place.height)
         {

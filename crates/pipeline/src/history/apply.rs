@@ -17,7 +17,7 @@ use tidemark_store::raw::RawReader;
 use tidemark_store::{Conn, Db, StoreError, Tx, log_height, projection};
 
 use super::HistoryError;
-use super::segment::{Before, Refused, Segment, SegmentAsset, build};
+use super::segment::{Before, Builder, Refused, Segment, SegmentAsset};
 use crate::stage_time;
 use crate::workers::openings::is_partial;
 
@@ -42,17 +42,20 @@ pub(super) struct Built {
 }
 
 impl Built {
-    /// Builds the segment of `blocks`, knowing nothing of what is before it.
-    pub(super) fn of(network: &Network, range: HeightRange, blocks: &Blocks) -> Self {
-        Self::knowing(network, range, blocks, &Before::default())
+    /// The segment that `builder` holds.
+    pub(super) fn of(network: &Network, builder: Builder) -> Self {
+        let segment = builder.finish();
+        let merge = merge_rows(network, &segment);
+        Self { segment, merge }
     }
 
-    fn knowing(network: &Network, range: HeightRange, blocks: &Blocks, before: &Before) -> Self {
+    fn knowing(network: &Network, range: HeightRange, blocks: &Blocks, before: Before) -> Self {
         let started = std::time::Instant::now();
-        let segment = build(network, range, blocks, before);
-        let merge = merge_rows(network, &segment);
+        let mut builder = Builder::new(network, range.from(), before);
+        builder.add(range, blocks);
+        let built = Self::of(network, builder);
         stage_time::count("build segment", started);
-        Self { segment, merge }
+        built
     }
 }
 
@@ -92,7 +95,7 @@ pub async fn apply_blocks(
     range: HeightRange,
     blocks: &[(RawBlock, ParsedBlock)],
 ) -> Result<u64, HistoryError> {
-    let built = Built::of(adapter.network(), range, blocks);
+    let built = Built::knowing(adapter.network(), range, blocks, Before::default());
     apply_built(writers, adapter, built, &Source::Held(blocks)).await
 }
 
@@ -111,7 +114,7 @@ pub(super) async fn apply_built(
         let given = answers.given.iter();
         before.openings =
             given.filter_map(|(asset, account, qty)| Some(((*asset, *account), (*qty)?))).collect();
-        built = Built::knowing(network, range, &source.blocks(adapter, range).await?, &before);
+        built = Built::knowing(network, range, &source.blocks(adapter, range).await?, before.clone());
     }
     for _ in 0..TRIES_MAX {
         let events = built.segment.events;
@@ -126,7 +129,7 @@ pub(super) async fn apply_built(
             }
             Applied::Overfull(supplies) => before.supplies.extend(supplies),
         }
-        built = Built::knowing(network, range, &source.blocks(adapter, range).await?, &before);
+        built = Built::knowing(network, range, &source.blocks(adapter, range).await?, before.clone());
     }
     Err(HistoryError::NeverWhole { network: network.slug.clone(), range })
 }

@@ -117,7 +117,7 @@ pub struct Refused {
 }
 
 /// What is known of balances before the segment, for the pairs that need it.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Before {
     /// Balances before the segment of pairs that went below zero in a first try.
     pub balances: HashMap<(AssetId, AccountId), U256>,
@@ -228,10 +228,10 @@ struct Stands {
     time: OffsetDateTime,
 }
 
-/// Builds segments; reuses nothing between them, so that a segment depends on its blocks alone.
-struct Builder<'a> {
-    network: &'a Network,
-    before: &'a Before,
+/// Builds one segment. Nothing is kept from one to the next, so that a segment depends on its blocks alone.
+pub struct Builder {
+    network: Network,
+    before: Before,
     account_index: HashMap<String, u32>,
     collection_index: HashMap<String, u32>,
     asset_index: HashMap<(u32, String, Standard), u32>,
@@ -240,61 +240,77 @@ struct Builder<'a> {
     segment: Segment,
 }
 
-/// Builds the segment of `blocks` (heights ascending, all within `range`, all final).
-pub fn build(
-    network: &Network,
-    range: HeightRange,
-    blocks: &[(RawBlock, ParsedBlock)],
-    before: &Before,
-) -> Segment {
-    let mut builder = Builder {
-        network,
-        before,
-        account_index: HashMap::default(),
-        collection_index: HashMap::default(),
-        asset_index: HashMap::default(),
-        pair_index: HashMap::default(),
-        opened: HashSet::new(),
-        segment: Segment {
-            network: network.id,
-            range,
-            events: 0,
-            event_ids: CopyBuffer::new(1),
-            key_rows: CopyBuffer::new(9),
-            event_rows: CopyBuffer::new(15),
-            delta_rows: CopyBuffer::new(6),
-            history_rows: CopyBuffer::new(9),
-            transfer_rows: CopyBuffer::new(15),
-            block_rows: CopyBuffer::new(7),
-            accounts: Vec::new(),
-            collections: Vec::new(),
-            assets: Vec::new(),
-            balances: Vec::new(),
-            digest: vec![Digest::default(); BUCKETS],
-            opened: Vec::new(),
-            refused: Vec::new(),
-            quarantined: Vec::new(),
-            last_time: blocks.last().map_or(OffsetDateTime::UNIX_EPOCH, |(block, _)| block.time),
-        },
-    };
-    for (block, parsed) in blocks {
-        assert!(range.contains(block.height), "block {} lies outside the segment {range}", block.height);
-        builder.block(block, parsed);
+impl Builder {
+    /// Begins a segment at `from`.
+    pub fn new(network: &Network, from: Height, before: Before) -> Self {
+        Self {
+            network: network.clone(),
+            before,
+            account_index: HashMap::default(),
+            collection_index: HashMap::default(),
+            asset_index: HashMap::default(),
+            pair_index: HashMap::default(),
+            opened: HashSet::new(),
+            segment: Segment {
+                network: network.id,
+                range: HeightRange::one(from),
+                events: 0,
+                event_ids: CopyBuffer::new(1),
+                key_rows: CopyBuffer::new(9),
+                event_rows: CopyBuffer::new(15),
+                delta_rows: CopyBuffer::new(6),
+                history_rows: CopyBuffer::new(9),
+                transfer_rows: CopyBuffer::new(15),
+                block_rows: CopyBuffer::new(7),
+                accounts: Vec::new(),
+                collections: Vec::new(),
+                assets: Vec::new(),
+                balances: Vec::new(),
+                digest: vec![Digest::default(); BUCKETS],
+                opened: Vec::new(),
+                refused: Vec::new(),
+                quarantined: Vec::new(),
+                last_time: OffsetDateTime::UNIX_EPOCH,
+            },
+        }
     }
-    let mut segment = builder.segment;
-    // Neighbours in the stream are neighbours in the index.
-    for rows in [&mut segment.key_rows, &mut segment.event_rows, &mut segment.delta_rows] {
-        let unsorted = std::mem::replace(rows, CopyBuffer::new(1));
-        *rows = unsorted.sorted_by_leading_uuid();
-    }
-    // With a start in the middle every pair that moved is needed: its opening may be asked for.
-    if network.start_block.0 == 0 {
-        segment.balances.retain(|change| !change.net.is_zero() || change.low.is_negative());
-    }
-    segment
-}
 
-impl Builder<'_> {
+    /// Adds the next blocks (heights ascending, all within `range`, all final). `range` begins where the segment
+    /// began or where the one before ended.
+    pub fn add(&mut self, range: HeightRange, blocks: &[(RawBlock, ParsedBlock)]) {
+        self.segment.range =
+            HeightRange::new(self.segment.range.from(), range.to()).expect("ranges are added in order");
+        for (block, parsed) in blocks {
+            assert!(range.contains(block.height), "block {} lies outside of {range}", block.height);
+            self.segment.last_time = block.time;
+            self.block(block, parsed);
+        }
+    }
+
+    /// The heights added so far.
+    pub fn range(&self) -> HeightRange {
+        self.segment.range
+    }
+
+    /// Events so far.
+    pub fn events(&self) -> u64 {
+        self.segment.events
+    }
+
+    /// The segment of what was added.
+    pub fn finish(self) -> Segment {
+        let mut segment = self.segment;
+        // Neighbours in the stream are neighbours in the index.
+        for rows in [&mut segment.key_rows, &mut segment.event_rows, &mut segment.delta_rows] {
+            *rows = rows.take().sorted_by_leading_uuid();
+        }
+        // With a start in the middle every pair that moved is needed: its opening may be asked for.
+        if self.network.start_block.0 == 0 {
+            segment.balances.retain(|change| !change.net.is_zero() || change.low.is_negative());
+        }
+        segment
+    }
+
     fn block(&mut self, block: &RawBlock, parsed: &ParsedBlock) {
         let events = i32::try_from(parsed.events.len()).expect("a block holds fewer than 2^31 events");
         self.segment

@@ -2,21 +2,23 @@
 //! segments, parses them while the segment before is being applied, and applies them in order.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidemark_model::OffsetDateTime;
 use tidemark_model::chain::{ChainAdapter, ParsedBlock, RawBlock};
 use tidemark_model::ids::{Height, HeightRange, NetworkId};
 use tidemark_store::outbox::Emitter;
 use tidemark_store::partitions::{Partitions, Table, index_partition};
-use tidemark_store::raw::{self, RawReader};
+use tidemark_store::raw::{self, RawChunks, RawReader};
 use tidemark_store::{Db, Verdict, bulk, cursor, ledger};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::apply::{Built, Source, Writers, apply_built};
+use super::segment::{Before, Builder};
 use super::{HistoryError, parse};
+use crate::stage_time;
 use crate::workers::{Cause, advance_finality};
 
 /// Settings of one network's history worker.
@@ -55,6 +57,9 @@ pub struct HistoryProgress {
     pub idle: bool,
 }
 
+/// Records read, parsed and folded at a time: a segment's blocks are never in memory all at once.
+const READ_RECORDS: usize = 5_000;
+
 /// One network's bulk worker.
 pub struct HistoryWorker {
     adapter: Arc<dyn ChainAdapter>,
@@ -70,6 +75,63 @@ pub struct HistoryWorker {
 /// A segment made ahead. Its blocks come along where it is likely to be built again: starting in the middle of
 /// history, what the chain says of older balances goes into it.
 type Ahead = (HeightRange, Built, Option<Vec<(RawBlock, ParsedBlock)>>);
+
+/// A segment that is being made, and its blocks, if they will be needed again.
+struct Making {
+    builder: Builder,
+    kept: Vec<(RawBlock, ParsedBlock)>,
+}
+
+/// Makes segments of raw history.
+struct Maker {
+    raw: Db,
+    adapter: Arc<dyn ChainAdapter>,
+    chunks: RawChunks,
+    records: usize,
+}
+
+impl Maker {
+    /// The next segment; `None` at the end of the range.
+    async fn next(&mut self) -> Result<Option<Ahead>, HistoryError> {
+        let conn = self.raw.conn().await?;
+        let keep = self.adapter.network().start_block.0 > 0;
+        let enough = u64::try_from(self.records).unwrap_or(u64::MAX);
+        let mut making: Option<Making> = None;
+        while making.as_ref().is_none_or(|making| making.builder.events() < enough) {
+            let Some((range, blocks)) = self.chunks.next(&conn).await? else { break };
+            let adapter = Arc::clone(&self.adapter);
+            let folded = tokio::task::spawn_blocking(move || {
+                let mut making = making.unwrap_or_else(|| Making {
+                    builder: Builder::new(adapter.network(), range.from(), Before::default()),
+                    kept: Vec::new(),
+                });
+                let blocks = parse(&*adapter, blocks);
+                let started = Instant::now();
+                making.builder.add(range, &blocks);
+                stage_time::count("build segment", started);
+                if keep {
+                    making.kept.extend(blocks);
+                }
+                making
+            });
+            making = Some(folded.await.map_err(parser_ended)?);
+        }
+        let Some(Making { builder, kept }) = making else { return Ok(None) };
+        let covered = builder.range();
+        let adapter = Arc::clone(&self.adapter);
+        let built = tokio::task::spawn_blocking(move || {
+            let started = Instant::now();
+            let built = Built::of(adapter.network(), builder);
+            stage_time::count("build segment", started);
+            built
+        });
+        Ok(Some((covered, built.await.map_err(parser_ended)?, keep.then_some(kept))))
+    }
+}
+
+fn parser_ended(error: tokio::task::JoinError) -> HistoryError {
+    HistoryError::Parser { reason: error.to_string() }
+}
 
 impl HistoryWorker {
     /// A worker for the adapter's network.
@@ -209,22 +271,17 @@ impl HistoryWorker {
     async fn apply_range(&self, range: HeightRange, stop: &CancellationToken) -> Result<(), HistoryError> {
         let (sender, mut receiver) = mpsc::channel::<Ahead>(1);
         let mut tasks = JoinSet::new();
-        let mut chunks = self.reader.chunks(self.adapter.network().id, range, self.options.segment_records);
-        let (raw, adapter) = (self.raw.clone(), Arc::clone(&self.adapter));
+        let mut maker = Maker {
+            raw: self.raw.clone(),
+            adapter: Arc::clone(&self.adapter),
+            chunks: self.reader.chunks(self.adapter.network().id, range, READ_RECORDS),
+            records: self.options.segment_records,
+        };
         tasks.spawn(async move {
-            let conn = raw.conn().await?;
             // The place is taken first: one segment is being applied, one is being made, no third waits.
             while let Ok(place) = sender.reserve().await {
-                let Some((covered, blocks)) = chunks.next(&conn).await? else { break };
-                let adapter = Arc::clone(&adapter);
-                let made = tokio::task::spawn_blocking(move || {
-                    let blocks = parse(&*adapter, blocks);
-                    let built = Built::of(adapter.network(), covered, &blocks);
-                    (built, (adapter.network().start_block.0 > 0).then_some(blocks))
-                });
-                let (built, blocks) =
-                    made.await.map_err(|error| HistoryError::Parser { reason: error.to_string() })?;
-                place.send((covered, built, blocks));
+                let Some(made) = maker.next().await? else { break };
+                place.send(made);
             }
             Ok::<_, HistoryError>(())
         });
@@ -248,7 +305,7 @@ impl HistoryWorker {
             }
         }
         while let Some(done) = tasks.join_next().await {
-            done.map_err(|error| HistoryError::Parser { reason: error.to_string() })??;
+            done.map_err(parser_ended)??;
         }
         Ok(())
     }

@@ -27,7 +27,17 @@ pub struct Touched {
 }
 
 #[derive(Deserialize)]
+struct EventsNormalized {
+    network_id: NetworkId,
+    events: Vec<EventNamed>,
+}
+#[derive(Deserialize)]
 struct EventNamed {
+    event_id: EventId,
+    asset_id: Option<AssetId>,
+}
+#[derive(Deserialize)]
+struct EventReverted {
     network_id: NetworkId,
     event_id: EventId,
     asset_id: Option<AssetId>,
@@ -55,8 +65,14 @@ pub fn touched(batch: &[&Envelope]) -> Result<BTreeMap<NetworkId, Touched>, Work
     let mut all: BTreeMap<NetworkId, Touched> = BTreeMap::new();
     for envelope in batch {
         match envelope.event_type.as_str() {
-            "ledger.event.normalized" | "ledger.event.reverted" => {
-                let event: EventNamed = payload(envelope)?;
+            "ledger.event.normalized" => {
+                let block: EventsNormalized = payload(envelope)?;
+                let one = all.entry(block.network_id).or_default();
+                one.events.extend(block.events.iter().map(|event| event.event_id));
+                one.event_assets.extend(block.events.iter().filter_map(|event| event.asset_id));
+            }
+            "ledger.event.reverted" => {
+                let event: EventReverted = payload(envelope)?;
                 let one = all.entry(event.network_id).or_default();
                 one.events.insert(event.event_id);
                 one.event_assets.extend(event.asset_id);
@@ -141,7 +157,7 @@ mod tests {
         let batch = [
             envelope(
                 "ledger.event.normalized",
-                json!({"network_id": 1, "event_id": id(1), "asset_id": id(2)}),
+                json!({"network_id": 1, "events": [{"event_id": id(1), "asset_id": id(2)}]}),
             ),
             envelope("ledger.event.reverted", json!({"network_id": 2, "event_id": id(3), "asset_id": null})),
             envelope(

@@ -16,6 +16,8 @@ use super::Cause;
 
 /// Assets named by one `ledger.ownership.changed` event.
 const ASSETS_PER_EVENT: usize = 500;
+/// Events of the chain in one `ledger.event.normalized` event.
+const EVENTS_PER_EVENT: usize = 150;
 
 fn subject(service: &str, aggregate: &str, event: &str) -> Subject {
     Subject::new(service, aggregate, event, 1).expect("a constant subject is valid")
@@ -25,11 +27,30 @@ fn rfc3339(at: OffsetDateTime) -> String {
     at.format(&Rfc3339).expect("block times have a year of four digits")
 }
 
-pub(crate) fn event_normalized(network: &Network, row: &NormalizedRow, cause: &Cause) -> Draft {
+/// What was normalized, a block's events together: one event of ours per 150 of the chain's.
+pub(crate) fn events_normalized(network: &Network, rows: &[&NormalizedRow], cause: &Cause) -> Vec<Draft> {
+    rows.chunk_by(|one, next| one.block == next.block)
+        .flat_map(|block| block.chunks(EVENTS_PER_EVENT))
+        .map(|rows| {
+            let first = rows[0];
+            let payload = json!({
+                "network_id": network.id,
+                "block_number": first.block.height,
+                "block_hash": first.block.hash,
+                "event_time": rfc3339(first.event_time),
+                "events": rows.iter().map(|row| normalized(row)).collect::<Vec<_>>(),
+            });
+            let name = format!("{}:{}:{}:{}", first.id, rows.len(), first.block.hash, cause.id);
+            let subject = subject("ledger", "event", "normalized");
+            Draft::derived(subject, &name, network.id.to_string(), payload, first.event_time)
+        })
+        .collect()
+}
+
+fn normalized(row: &NormalizedRow) -> serde_json::Value {
     let account = |account: Option<AccountId>| account.map(|id| id.0);
-    let payload = json!({
+    json!({
         "event_id": row.id,
-        "network_id": network.id,
         "source_event_id": row.source_event_id,
         "sub_index": row.sub_index.to_string(),
         "kind": row.kind,
@@ -38,16 +59,10 @@ pub(crate) fn event_normalized(network: &Network, row: &NormalizedRow, cause: &C
         "from_account_id": account(row.delta.as_ref().and_then(|delta| delta.from)),
         "to_account_id": account(row.delta.as_ref().and_then(|delta| delta.to)),
         "qty": row.delta.as_ref().map_or_else(|| "0".to_owned(), |delta| delta.qty.to_string()),
-        "block_number": row.block.height,
-        "block_hash": row.block.hash,
         "tx_hash": row.tx_hash,
         "event_index": row.event_index,
-        "event_time": rfc3339(row.event_time),
         "finality_status": row.status,
-    });
-    let name = format!("{}:{}:{}", row.id, row.block.hash, cause.id);
-    let subject = subject("ledger", "event", "normalized");
-    Draft::derived(subject, &name, network.id.to_string(), payload, row.event_time)
+    })
 }
 
 pub(crate) fn event_reverted(network: &Network, event: &TouchedEvent, cause: &Cause) -> Draft {

@@ -82,17 +82,21 @@ pub async fn normalize(
         emitted.push(drafts::asset_created(network, *asset, stub));
     }
     let mut named = BTreeSet::new();
+    let mut standing = Vec::new();
     for row in &written {
         if row.kind == EventKind::Opening || !upserted.changed.contains(&row.id) {
             continue;
         }
         // A late event of an orphaned block is in the log, and so it is in what others make of the log.
-        emitted.push(match row.status {
-            FinalityStatus::Reverted => drafts::event_reverted(network, &TouchedEvent::of(row), cause),
-            _ => drafts::event_normalized(network, row, cause),
-        });
+        match row.status {
+            FinalityStatus::Reverted => {
+                emitted.push(drafts::event_reverted(network, &TouchedEvent::of(row), cause));
+            }
+            _ => standing.push(row),
+        }
         named.extend(row.asset);
     }
+    emitted.extend(drafts::events_normalized(network, &standing, cause));
     let height = written.iter().map(|row| row.block.height).max().unwrap_or_default().as_i64();
     // Executed again in another block, an event may name another asset: the old one changed as well. And a late
     // event that gives way to the one that stands may have made an asset that no event names.

@@ -98,11 +98,9 @@ pub async fn handle_reorg(
         .filter(|event| event.kind != EventKind::Opening)
         .map(|event| drafts::event_reverted(network, event, cause))
         .collect();
-    for row in ledger::read_events(tx, network.id, &restored_ids).await? {
-        if row.kind != EventKind::Opening {
-            emitted.push(drafts::event_normalized(network, &row, cause));
-        }
-    }
+    let restored_rows = ledger::read_events(tx, network.id, &restored_ids).await?;
+    let standing: Vec<_> = restored_rows.iter().filter(|row| row.kind != EventKind::Opening).collect();
+    emitted.extend(drafts::events_normalized(network, &standing, cause));
     emitted.extend(drafts::ownership_changed(network, "reorg", progress.head, &touched, cause));
     Ok(Reorged {
         drafts: emitted,

@@ -74,10 +74,8 @@ pub async fn advance_finality(
     ledger::set_progress(tx, network.id, &progress).await?;
     forget_old_blocks(tx, network, target).await?;
 
-    let mut emitted = Vec::new();
-    for row in ledger::read_events(tx, network.id, &outcome.renamed).await? {
-        emitted.push(drafts::event_normalized(network, &row, cause));
-    }
+    let renamed = ledger::read_events(tx, network.id, &outcome.renamed).await?;
+    let mut emitted = drafts::events_normalized(network, &renamed.iter().collect::<Vec<_>>(), cause);
     emitted.extend(drafts::ownership_changed(network, "finalized", target, &outcome.touched, cause));
     emitted.push(drafts::finality_advanced(network, target, cause));
     Ok(Finalized {

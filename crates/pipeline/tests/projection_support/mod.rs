@@ -225,7 +225,8 @@ impl World {
             }
             let event = Event { id, what: *what, height, hash: hash.clone(), index, status: "pending" };
             self.events.insert(id, event);
-            out.push(envelope("ledger.event.normalized", named(id, what, height)));
+            let block = json!({"network_id": 1, "block_number": height, "events": [named(id, what, height)]});
+            out.push(envelope("ledger.event.normalized", block));
         }
         out.push(envelope("ledger.block.normalized", json!({ "network_id": 1, "height": height })));
         out

@@ -18,7 +18,10 @@ use crate::db::{Conn, StoreError};
 
 /// Downloads at once.
 const DOWNLOADS_IN_FLIGHT: usize = 8;
-/// Blocks looked at to find the end of a chunk; bounds memory where blocks are many and empty.
+/// Blocks looked at to find the end of a chunk: at first, at least, and at most (bounds memory where blocks are many
+/// and empty).
+const CHUNK_BLOCKS_FIRST: i64 = 1_000;
+const CHUNK_BLOCKS_MIN: i64 = 50;
 const CHUNK_BLOCKS_MAX: i64 = 10_000;
 
 /// Reads whole blocks.
@@ -71,7 +74,7 @@ impl RawReader {
 
     /// `range` in order, in chunks of about `records` records each.
     pub fn chunks(&self, network: NetworkId, range: HeightRange, records: usize) -> RawChunks {
-        RawChunks { reader: self.clone(), network, rest: Some(range), records }
+        RawChunks { reader: self.clone(), network, rest: Some(range), records, look_at: CHUNK_BLOCKS_FIRST }
     }
 
     /// Transactions and events for blocks already read; both ride behind each other on the connection.
@@ -136,6 +139,8 @@ pub struct RawChunks {
     network: NetworkId,
     rest: Option<HeightRange>,
     records: usize,
+    /// Blocks to look at for the next chunk, after how many the last one took.
+    look_at: i64,
 }
 
 impl RawChunks {
@@ -145,8 +150,8 @@ impl RawChunks {
         let Some(rest) = self.rest else { return Ok(None) };
         let (from, to) = (rest.from().as_i64(), rest.to().as_i64());
         let mut rows =
-            conn.query("read blocks", READ_BLOCKS, &[&self.network.0, &from, &to, &CHUNK_BLOCKS_MAX]).await?;
-        let more = i64::try_from(rows.len()).expect("bounded") == CHUNK_BLOCKS_MAX;
+            conn.query("read blocks", READ_BLOCKS, &[&self.network.0, &from, &to, &self.look_at]).await?;
+        let more = i64::try_from(rows.len()).expect("bounded") == self.look_at;
         let mut records = 0;
         let enough = rows.iter().position(|row| {
             records += usize::try_from(row.get::<_, i32>(5)).unwrap_or(0);
@@ -160,6 +165,8 @@ impl RawChunks {
             }
             None => more,
         };
+        let taken = i64::try_from(rows.len()).expect("bounded");
+        self.look_at = (taken * 2).clamp(CHUNK_BLOCKS_MIN, CHUNK_BLOCKS_MAX);
         let end = match rows.last() {
             Some(last) if full => Height::from_i64(last.get(0)).next(),
             _ => rest.to(),

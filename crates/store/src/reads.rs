@@ -855,6 +855,29 @@ pub async fn account_collections(
     Ok(rows.iter().map(|row| (collection(row), row.get("held"), row.get("held_qty"))).collect())
 }
 
+const HELD_OF_COLLECTIONS: &str = concat!(
+    "select ",
+    collection_columns!(),
+    ", h.asset_count as held, h.qty::text as held_qty
+       from unnest($2::uuid[]) as k(collection_id)
+       join lateral (select y.asset_count, y.qty from projection.collection_holders y
+                      where y.collection_id = k.collection_id and y.account_id = $1 limit 1) h on true
+       join lateral (select * from projection.collection_stats x where x.collection_id = k.collection_id limit 1) c
+            on true
+      order by k.collection_id"
+);
+
+/// What an account holds of these collections: the collection, distinct assets, units.
+pub async fn held_of_collections(
+    conn: &Conn,
+    account: Uuid,
+    collections: &[Uuid],
+) -> Result<Vec<(CollectionRow, i64, String)>, StoreError> {
+    let params: [crate::db::Param<'_>; 2] = [&account, &collections];
+    let rows = conn.query("list holdings of collections", HELD_OF_COLLECTIONS, &params).await?;
+    Ok(rows.iter().map(|row| (collection(row), row.get("held"), row.get("held_qty"))).collect())
+}
+
 /// A place in a list of transfers: newest first, exclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TransferPlace {
@@ -1562,6 +1585,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("holdings", HOLDINGS),
     ("holdings_at", HOLDINGS_AT),
     ("account_collections", ACCOUNT_COLLECTIONS),
+    ("held_of_collections", HELD_OF_COLLECTIONS),
     ("transfers", TRANSFERS),
     ("transfers_of_asset", TRANSFERS_OF_ASSET),
     ("transfers_of_collection", TRANSFERS_OF_COLLECTION),

@@ -7,6 +7,7 @@ mod files;
 mod operator;
 mod view;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use askama::Template;
@@ -19,6 +20,7 @@ use serde::Deserialize;
 use tidemark_model::ids::{CollectionId, NetworkId};
 use tidemark_store::reads::{self, TransferScope};
 use time::{Duration, OffsetDateTime};
+use uuid::Uuid;
 
 use crate::dto::{Block, Collection, Found, Holder, Owner, Transaction};
 use crate::params::{PageParams, ReadParams, TransferParams};
@@ -402,7 +404,7 @@ async fn account(
     if summary.is_none() {
         reader.account_is_known(&network, id).await?;
     }
-    let page = |cursor: Option<String>| PageParams { limit: Some(48), cursor };
+    let page = |cursor: Option<String>| PageParams { limit: Some(24), cursor };
     let (holdings, in_assets) =
         match reader.holdings_of(&network, id, None, &params, &page(query.cursor.clone())).await {
             Ok(holdings) => (holdings, query.cursor.is_some()),
@@ -414,21 +416,21 @@ async fn account(
     let rows = PageParams { limit: Some(ROWS), cursor: query.cursor.clone().filter(|_| !in_assets) };
     let transfers =
         reader.transfers_of(&network, TransferScope::Account(id), &params, &with_reverted(), &rows).await?;
-    let hundred = PageParams { limit: Some(100), cursor: None };
-    let collections = reader.collections_of(&network, id, &params, &hundred).await?;
+    let held: BTreeSet<Uuid> = holdings.items.iter().map(|holding| holding.asset.collection_id).collect();
+    let held: Vec<Uuid> = held.into_iter().collect();
     let shown = holdings.items.len();
-    let mut groups: Vec<(Collection, i64, String, Vec<AssetView>)> = collections
-        .items
-        .into_iter()
-        .map(|held| (held.collection, held.asset_count, held.qty, Vec::new()))
-        .collect();
+    let mut groups: Vec<(Collection, i64, String, Vec<AssetView>)> =
+        reads::held_of_collections(&reader.conn, id, &held)
+            .await?
+            .into_iter()
+            .map(|(row, assets, qty)| (Collection::new(&row, &network.slug), assets, qty, Vec::new()))
+            .collect();
     for holding in holdings.items {
         if let Some(group) = groups.iter_mut().find(|group| group.0.id == holding.asset.collection_id) {
             let (qty, status) = (holding.qty, holding.finality_status);
             group.3.push(AssetView::new(holding.asset, Some((qty, status))));
         }
     }
-    groups.retain(|group| !group.3.is_empty());
     groups.sort_by_key(|group| std::cmp::Reverse(group.1));
     let collection = CollectionId::of(NetworkId(network.network_id), &address).0;
     let collection = reads::collections(&reader.conn, &[collection]).await?.pop();

@@ -51,8 +51,6 @@ pub struct ApiArgs {
 const FLOOR_MS: f64 = 200.0;
 /// What we want.
 const GOAL_MS: f64 = 10.0;
-/// Requests before anything counts: caches and prepared statements of every connection.
-const WARM_UP: usize = 300;
 /// A request that takes longer than this failed.
 const GIVE_UP: Duration = Duration::from_secs(20);
 
@@ -202,7 +200,8 @@ async fn measure_all(
             let (http, url) = (http.clone(), url.to_owned());
             move |n: usize| ask(http.clone(), url.clone(), Arc::clone(&requests), n)
         };
-        open_loop(args.rps, WARM_UP, asking.clone()).await;
+        // Every key once before anything counts: caches, and the statements of every connection.
+        open_loop(args.rps, endpoint.requests.len(), asking.clone()).await;
         let api = open_loop(args.rps, args.requests(), asking).await;
         let bare = bare(args, &pool, &endpoint).await;
         mixed.extend(endpoint.requests.iter().take(200).cloned());
@@ -250,7 +249,7 @@ async fn bare(args: &ApiArgs, pool: &Db, endpoint: &Endpoint) -> Latency {
             conn.query_opt("read one row", bare.sql, &[key.as_param()]).await.is_ok_and(|row| row.is_some())
         }
     };
-    open_loop(args.rps, WARM_UP, asking.clone()).await;
+    open_loop(args.rps, endpoint.bare.keys.len(), asking.clone()).await;
     open_loop(args.rps, args.requests(), asking).await
 }
 

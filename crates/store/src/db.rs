@@ -208,9 +208,14 @@ impl Db {
         }
     }
 
-    /// One more connection for who holds one, and does without if the pool has none to spare. Never waits: who holds
+    /// One more connection for who holds one, and does without unless half of the pool is free. Never waits: who holds
     /// one and waits for another stands still when all do.
     pub async fn spare_conn(&self) -> Option<Conn> {
+        let pool = self.pool.status();
+        let free = pool.max_size.saturating_sub(pool.size) + pool.available;
+        if pool.waiting > 0 || free * 2 < pool.max_size {
+            return None;
+        }
         let now = deadpool_postgres::Timeouts {
             wait: Some(Duration::ZERO),
             create: Some(Duration::from_secs(10)),

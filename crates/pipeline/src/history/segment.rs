@@ -292,9 +292,10 @@ impl Builder {
         self.segment.range
     }
 
-    /// Events so far.
-    pub fn events(&self) -> u64 {
-        self.segment.events
+    /// What it holds so far: events, records that are none, and blocks, which may all be empty.
+    pub fn weight(&self) -> usize {
+        let rows = self.segment.events + self.segment.block_rows.rows();
+        usize::try_from(rows).unwrap_or(usize::MAX).saturating_add(self.segment.quarantined.len())
     }
 
     /// The segment of what was added.

@@ -95,9 +95,8 @@ impl Maker {
     async fn next(&mut self) -> Result<Option<Ahead>, HistoryError> {
         let conn = self.raw.conn().await?;
         let keep = self.adapter.network().start_block.0 > 0;
-        let enough = u64::try_from(self.records).unwrap_or(u64::MAX);
         let mut making: Option<Making> = None;
-        while making.as_ref().is_none_or(|making| making.builder.events() < enough) {
+        while making.as_ref().is_none_or(|making| making.builder.weight() < self.records) {
             let Some((range, blocks)) = self.chunks.next(&conn).await? else { break };
             let adapter = Arc::clone(&self.adapter);
             let folded = tokio::task::spawn_blocking(move || {

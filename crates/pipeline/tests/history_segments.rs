@@ -13,6 +13,7 @@ use tidemark_model::ids::*;
 use tidemark_model::quantity::SignedQty;
 use tidemark_model::redact::RedactedUrl;
 use tidemark_model::{OffsetDateTime, U256};
+use tidemark_pipeline::history::segment::{Before, Builder};
 use tidemark_pipeline::history::{Writers, apply_blocks};
 use tidemark_store::{Db, DbOptions, bulk, ledger};
 use tidemark_testkit::pg::TestDb;
@@ -415,4 +416,16 @@ async fn a_log_without_its_state_is_taken_away_and_written_again() {
 async fn count(db: &Db, what: &str) -> i64 {
     let conn = db.conn().await.expect("connects");
     conn.query_one("count", &format!("select count(*) from {what}"), &[]).await.expect("reads").get(0)
+}
+
+/// A segment ends by its weight: a long chain of empty blocks must not become one segment.
+#[test]
+fn empty_blocks_have_a_weight() {
+    let mut script = script(6, 30);
+    for (_, parsed) in &mut script.blocks {
+        parsed.events.clear();
+    }
+    let mut builder = Builder::new(&chain(0, Balances::new()).network, Height(0), Before::default());
+    builder.add(HeightRange::inclusive(Height(0), Height(29)).expect("not empty"), &script.blocks);
+    assert_eq!(builder.weight(), 30);
 }

@@ -764,6 +764,8 @@ CREATE TABLE projection.asset_cards (
     open_height bigint
 );
 
+COMMENT ON COLUMN projection.asset_cards.finality_status IS 'as it was when the row was written: cards_now says what it is now';
+
 CREATE TABLE projection.block_cards (
     network_id integer NOT NULL,
     height bigint NOT NULL,
@@ -773,6 +775,59 @@ CREATE TABLE projection.block_cards (
     tx_count integer,
     event_count integer NOT NULL
 );
+
+CREATE TABLE projection.finality_lines (
+    network_id integer NOT NULL,
+    height bigint NOT NULL
+);
+
+CREATE TABLE projection.network_status (
+    network_id integer NOT NULL,
+    slug text NOT NULL,
+    family text NOT NULL,
+    start_block bigint NOT NULL,
+    confirmations bigint NOT NULL,
+    head_height bigint,
+    head_time timestamp with time zone,
+    ingested_height bigint,
+    normalized_height bigint,
+    finalized_height bigint,
+    projected_height bigint,
+    finalized_at timestamp with time zone,
+    halted_reason text,
+    events_total bigint DEFAULT 0 NOT NULL,
+    reorgs_total bigint DEFAULT 0 NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    projected_hash bytea
+);
+
+CREATE VIEW projection.cards_now AS
+ SELECT c.asset_id,
+    c.network_id,
+    c.collection_id,
+    c.token_id,
+    c.standard,
+    c.name,
+    c.image_url,
+    c.is_stub,
+    c.is_burned,
+    c.supply,
+    c.history,
+    (
+        CASE
+            WHEN ((c.open_height IS NULL) OR (c.open_height <= COALESCE(l.height, ('-1'::integer)::bigint))) THEN 'finalized'::text
+            WHEN (c.open_height <= (COALESCE(n.head_height, n.projected_height) - n.confirmations)) THEN 'confirmed'::text
+            ELSE 'pending'::text
+        END)::ledger.event_finality_status AS finality_status,
+        CASE
+            WHEN (c.open_height > COALESCE(l.height, ('-1'::integer)::bigint)) THEN c.open_height
+            ELSE NULL::bigint
+        END AS open_height,
+    c.last_height,
+    c.updated_at
+   FROM ((projection.asset_cards c
+     LEFT JOIN projection.finality_lines l ON ((l.network_id = c.network_id)))
+     LEFT JOIN projection.network_status n ON ((n.network_id = c.network_id)));
 
 CREATE TABLE projection.collection_holders (
     collection_id uuid NOT NULL,
@@ -812,26 +867,6 @@ CREATE TABLE projection.network_activity (
     events bigint NOT NULL
 );
 
-CREATE TABLE projection.network_status (
-    network_id integer NOT NULL,
-    slug text NOT NULL,
-    family text NOT NULL,
-    start_block bigint NOT NULL,
-    confirmations bigint NOT NULL,
-    head_height bigint,
-    head_time timestamp with time zone,
-    ingested_height bigint,
-    normalized_height bigint,
-    finalized_height bigint,
-    projected_height bigint,
-    finalized_at timestamp with time zone,
-    halted_reason text,
-    events_total bigint DEFAULT 0 NOT NULL,
-    reorgs_total bigint DEFAULT 0 NOT NULL,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL,
-    projected_hash bytea
-);
-
 CREATE TABLE projection.ownership_view (
     asset_id uuid NOT NULL,
     account_id uuid NOT NULL,
@@ -844,6 +879,33 @@ CREATE TABLE projection.ownership_view (
     open_height bigint
 );
 
+COMMENT ON COLUMN projection.ownership_view.finality_status IS 'as it was when the row was written: ownership_now says what it is now';
+
+CREATE VIEW projection.ownership_now AS
+ SELECT o.asset_id,
+    o.account_id,
+    o.network_id,
+    o.collection_id,
+    o.qty,
+        CASE
+            WHEN (o.open_height > COALESCE(l.height, ('-1'::integer)::bigint)) THEN o.qty_finalized
+            ELSE o.qty
+        END AS qty_finalized,
+    (
+        CASE
+            WHEN ((o.open_height IS NULL) OR (o.open_height <= COALESCE(l.height, ('-1'::integer)::bigint))) THEN 'finalized'::text
+            WHEN (o.open_height <= (COALESCE(n.head_height, n.projected_height) - n.confirmations)) THEN 'confirmed'::text
+            ELSE 'pending'::text
+        END)::ledger.event_finality_status AS finality_status,
+        CASE
+            WHEN (o.open_height > COALESCE(l.height, ('-1'::integer)::bigint)) THEN o.open_height
+            ELSE NULL::bigint
+        END AS open_height,
+    o.updated_at
+   FROM ((projection.ownership_view o
+     LEFT JOIN projection.finality_lines l ON ((l.network_id = o.network_id)))
+     LEFT JOIN projection.network_status n ON ((n.network_id = o.network_id)));
+
 CREATE VIEW projection.portfolio_assets AS
  SELECT o.account_id,
     o.asset_id,
@@ -851,12 +913,7 @@ CREATE VIEW projection.portfolio_assets AS
     o.collection_id,
     o.qty,
     o.qty_finalized,
-        CASE
-            WHEN ((o.finality_status = 'pending'::ledger.event_finality_status) AND (o.open_height <= ( SELECT (COALESCE(n.head_height, n.projected_height) - n.confirmations)
-               FROM projection.network_status n
-              WHERE (n.network_id = o.network_id)))) THEN 'confirmed'::ledger.event_finality_status
-            ELSE o.finality_status
-        END AS finality_status,
+    o.finality_status,
     o.updated_at,
     c.token_id,
     c.standard,
@@ -866,7 +923,7 @@ CREATE VIEW projection.portfolio_assets AS
     c.is_burned,
     c.history,
     NULL::numeric AS estimated_value_usd
-   FROM (projection.ownership_view o
+   FROM (projection.ownership_now o
      JOIN projection.asset_cards c ON ((c.asset_id = o.asset_id)));
 
 CREATE TABLE projection.transfer_positions (
@@ -1480,6 +1537,9 @@ ALTER TABLE ONLY projection.collection_holders
 ALTER TABLE ONLY projection.collection_stats
     ADD CONSTRAINT collection_stats_pkey PRIMARY KEY (collection_id);
 
+ALTER TABLE ONLY projection.finality_lines
+    ADD CONSTRAINT finality_lines_pkey PRIMARY KEY (network_id);
+
 ALTER TABLE ONLY projection.network_activity
     ADD CONSTRAINT network_activity_pkey PRIMARY KEY (network_id, bucket);
 
@@ -1682,9 +1742,9 @@ CREATE INDEX collection_stats_rank_all ON projection.collection_stats USING btre
 
 CREATE INDEX ownership_view_by_account ON projection.ownership_view USING btree (account_id, finality_status, asset_id);
 
-CREATE INDEX ownership_view_by_account_asset ON projection.ownership_view USING btree (account_id, asset_id);
+CREATE INDEX ownership_view_empty ON projection.ownership_view USING btree (asset_id) WHERE (qty = (0)::numeric);
 
-CREATE INDEX ownership_view_open ON projection.ownership_view USING btree (asset_id) WHERE (finality_status <> 'finalized'::ledger.event_finality_status);
+CREATE INDEX ownership_view_open ON projection.ownership_view USING btree (asset_id, open_height) WHERE (open_height IS NOT NULL);
 
 CREATE INDEX transfer_positions_by_height ON projection.transfer_positions USING btree (network_id, height);
 

@@ -42,13 +42,13 @@ async fn main() -> anyhow::Result<()> {
                      finalized_height = {height} - 64, finalized_at = now(), head_time = now() where network_id = 1"
             ))
             .await?;
-            seed.say("projection.transfer.projected.v1", &seed.payload(&moved)).await?;
+            seed.say("projection.transfer.projected.v1", &seed.payload(&[&moved])).await?;
             // Now and then a reorg: the row leaves the table, the stream names it.
             if height % 4 == 0 {
                 tokio::time::sleep(std::time::Duration::from_secs(3)).await;
                 seed.run(&format!("delete from projection.transfers where event_id = '{}'", moved.event_id))
                     .await?;
-                seed.say("projection.transfer.retracted.v1", &seed.payload(&moved)).await?;
+                seed.say("projection.transfer.retracted.v1", &seed.payload(&[&moved])).await?;
             }
         }
         #[allow(unreachable_code, reason = "gives the block its type")]

@@ -1,5 +1,7 @@
 //! `GET /v1/stream`: server-sent events. The backbone numbers every message of stream `projection` without
-//! holes; that number is the event id, so a client that comes back with Last-Event-ID misses nothing.
+//! holes, and a message carries up to fifty transfers. The event id is the position: the last message told in
+//! full, and how many transfers of the next one were told (`1041+3`; `1042` after its last), so a client that
+//! comes back with Last-Event-ID misses nothing.
 //!
 //! One task reads the table and keeps the newest messages in memory; clients follow it, and one that fell
 //! behind reads the table by its own position. Nothing is pushed, so nothing is dropped for a slow client.
@@ -33,10 +35,14 @@ use crate::problem::Problem;
 use crate::reader::Reader;
 use crate::state::ApiState;
 
-/// Messages kept in memory for clients that keep up.
+/// Transfers (and other news) kept in memory for clients that keep up.
 const RING_MAX: usize = 4096;
-/// Messages of one read.
-const READ_MAX: i32 = 500;
+/// Messages of one read of the table for all.
+const READ_MAX: i32 = 50;
+/// Messages a client takes in at once.
+const TAKE_MAX: i32 = 10;
+/// Transfers of one page of a line.
+const WALK_MAX: i64 = 500;
 /// How long a client waits for news before it looks again by itself.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Comment lines keep proxies from closing a quiet connection.
@@ -54,10 +60,40 @@ struct News {
     networks: Arc<Vec<NetworkRow>>,
 }
 
+/// Messages in memory, without a hole.
+#[derive(Default)]
+struct Ring {
+    rows: VecDeque<Arc<StreamRow>>,
+    weight: usize,
+}
+
+impl Ring {
+    fn extend(&mut self, rows: Vec<StreamRow>) {
+        for row in rows {
+            self.weight += weight(&row);
+            self.rows.push_back(Arc::new(row));
+        }
+        while self.weight > RING_MAX
+            && let Some(oldest) = self.rows.pop_front()
+        {
+            self.weight -= weight(&oldest);
+        }
+    }
+}
+
+/// The transfers of a message of transfers.
+fn transfers(row: &StreamRow) -> &[Value] {
+    row.payload.get("transfers").and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+fn weight(row: &StreamRow) -> usize {
+    transfers(row).len().max(1)
+}
+
 /// The newest messages, shared by all clients.
 pub(crate) struct Hub {
     news: watch::Sender<News>,
-    ring: RwLock<VecDeque<Arc<StreamRow>>>,
+    ring: RwLock<Ring>,
     clients: Arc<Semaphore>,
     turn: std::sync::atomic::AtomicU32,
     /// The last look failed: it is said once, not at every look.
@@ -106,7 +142,7 @@ impl Hub {
         let mut head = match now.head {
             -1 => {
                 // A hole between old and new messages in memory would be a hole for a client.
-                self.ring.write().expect("no holder of this lock can panic").clear();
+                *self.ring.write().expect("no holder of this lock can panic") = Ring::default();
                 reads::stream_bounds(&conn).await?.1
             }
             head => head,
@@ -116,10 +152,7 @@ impl Hub {
             let full = rows.len() >= usize::try_from(READ_MAX).unwrap_or(usize::MAX);
             if let Some(last) = rows.last() {
                 head = last.pseq;
-                let mut ring = self.ring.write().expect("no holder of this lock can panic");
-                ring.extend(rows.into_iter().map(Arc::new));
-                let surplus = ring.len().saturating_sub(RING_MAX);
-                ring.drain(..surplus);
+                self.ring.write().expect("no holder of this lock can panic").extend(rows);
             }
             if !full {
                 break;
@@ -145,11 +178,12 @@ impl Hub {
     /// Messages after `position` from memory; `None` when memory does not reach back that far.
     fn after(&self, position: i64) -> Option<Vec<Arc<StreamRow>>> {
         let ring = self.ring.read().expect("no holder of this lock can panic");
-        let first = ring.front()?.pseq;
+        let first = ring.rows.front()?.pseq;
         if position + 1 < first {
             return None;
         }
-        Some(ring.iter().filter(|row| row.pseq > position).take(500).cloned().collect())
+        let begin = ring.rows.partition_point(|row| row.pseq <= position);
+        Some(ring.rows.iter().skip(begin).take(usize::try_from(TAKE_MAX).unwrap_or(1)).cloned().collect())
     }
 }
 
@@ -246,12 +280,47 @@ struct Walk {
     target: i64,
 }
 
+/// Where a client is in the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Position {
+    /// Told in full up to this message.
+    message: i64,
+    /// So many transfers of the next one were told.
+    told: usize,
+}
+
+impl Position {
+    fn after(message: i64) -> Self {
+        Self { message, told: 0 }
+    }
+    fn parse(text: &str) -> Option<Self> {
+        let (message, told) = match text.split_once('+') {
+            Some((message, told)) => (message, told.parse().ok()?),
+            None => (text, 0),
+        };
+        Some(Self { message: message.parse().ok().filter(|at| *at >= 0)?, told })
+    }
+    /// The newest message that must be there.
+    fn needs(self) -> i64 {
+        self.message + i64::from(self.told > 0)
+    }
+}
+
+impl std::fmt::Display for Position {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.told {
+            0 => write!(f, "{}", self.message),
+            told => write!(f, "{}+{told}", self.message),
+        }
+    }
+}
+
 struct Client {
     state: ApiState,
     news: watch::Receiver<News>,
     filter: Filter,
     level: MinFinality,
-    position: i64,
+    position: Position,
     /// Per network, what has been told; only with a level above pending.
     lines: BTreeMap<i32, i64>,
     walk: Option<Walk>,
@@ -284,16 +353,17 @@ impl Client {
         let last = last.or(params.last_event_id.as_deref()).map(str::trim).filter(|text| !text.is_empty());
         let (oldest, newest) = reads::stream_bounds(&reader.conn).await?;
         let (position, lines) = match last {
-            None => (newest, current_lines(&reader.networks, level)),
+            None => (Position::after(newest), current_lines(&reader.networks, level)),
             Some(text) => parse_position(text, level, &reader.networks)?,
         };
         // Zero asks for everything that is still kept; any other number must still be there.
         let kept_from = oldest.unwrap_or(newest + 1);
-        if position > newest || (position > 0 && position + 1 < kept_from) {
+        let at = position.message;
+        if position.needs() > newest || (position != Position::after(0) && at + 1 < kept_from) {
             return Err(Problem::new(
                 StatusCode::GONE,
                 "position_expired",
-                format!("the stream holds {kept_from} to {newest}, you were at {position}"),
+                format!("the stream holds {kept_from} to {newest}, you were at {at}"),
                 "Read the lists again, then connect without Last-Event-ID.",
             ));
         }
@@ -355,21 +425,21 @@ impl Client {
         if self.walk.is_some() {
             return self.walk_on(&news).await;
         }
-        let from_memory =
-            if news.head >= self.position { self.state.hub().after(self.position) } else { None };
+        let position = self.position.message;
+        let from_memory = if news.head >= position { self.state.hub().after(position) } else { None };
         let rows = match from_memory {
             Some(rows) => rows,
-            None if news.head == self.position => Vec::new(),
+            None if news.head == position => Vec::new(),
             None => {
                 let conn = self.state.app().conn().await?;
-                let rows = reads::stream_read(&conn, self.position, READ_MAX).await?;
+                let rows = reads::stream_read(&conn, position, TAKE_MAX).await?;
                 rows.into_iter().map(Arc::new).collect()
             }
         };
         let any = !rows.is_empty();
         for row in rows {
-            self.position = row.pseq;
             self.take(&row);
+            self.position = Position::after(row.pseq);
         }
         if !any && self.level != MinFinality::Pending {
             return self.begin_walk(&news).await;
@@ -386,24 +456,37 @@ impl Client {
         };
         if name == "finality" {
             let network = row.payload.get("network_id").and_then(Value::as_i64);
+            self.position = Position::after(row.pseq);
             if self.filter.network.is_none_or(|wanted| network == Some(i64::from(wanted))) {
                 self.tell(name, &row.payload);
             }
             return;
         }
-        if !self.filter.takes(&row.payload) {
+        let all = transfers(row);
+        let before = self.position.told;
+        for (at, transfer) in all.iter().enumerate().skip(before) {
+            let told = at + 1;
+            self.position = match told == all.len() {
+                true => Position::after(row.pseq),
+                false => Position { message: row.pseq - 1, told },
+            };
+            self.take_transfer(name, transfer);
+        }
+    }
+
+    fn take_transfer(&mut self, name: &str, transfer: &Value) {
+        if !self.filter.takes(transfer) {
             return;
         }
         if self.level != MinFinality::Pending {
             // Below the line it is sure enough at once (a re-inclusion after a deep reorg); above it, the
             // line will bring it.
-            let number = |field: &str| row.payload.get(field).and_then(Value::as_i64);
+            let number = |field: &str| transfer.get(field).and_then(Value::as_i64);
             let line = number("network_id").and_then(|id| self.lines.get(&i32::try_from(id).ok()?)).copied();
             if number("height").is_none_or(|height| height > line.unwrap_or(-1)) {
                 return;
             }
-            let id =
-                row.payload.get("event_id").and_then(Value::as_str).and_then(|id| Uuid::parse_str(id).ok());
+            let id = transfer.get("event_id").and_then(Value::as_str).and_then(|id| Uuid::parse_str(id).ok());
             match (name, id) {
                 ("transfer", Some(id)) if !self.remember(id) => return,
                 ("retracted", Some(id)) => {
@@ -412,7 +495,7 @@ impl Client {
                 _ => {}
             }
         }
-        self.tell(name, &row.payload);
+        self.tell(name, transfer);
     }
 
     fn tell(&mut self, name: &str, payload: &Value) {
@@ -446,8 +529,8 @@ impl Client {
         let Some(walk) = &self.walk else { return Ok(false) };
         let (network_id, target, after) = (walk.network, walk.target, walk.after);
         let conn = self.state.app().conn().await?;
-        let rows = reads::transfers_forward(&conn, network_id, after, target, i64::from(READ_MAX)).await?;
-        let more = rows.len() >= usize::try_from(READ_MAX).unwrap_or(usize::MAX);
+        let rows = reads::transfers_forward(&conn, network_id, after, target, WALK_MAX).await?;
+        let more = rows.len() >= usize::try_from(WALK_MAX).unwrap_or(usize::MAX);
         let networks = match news.networks.is_empty() {
             false => Arc::clone(&news.networks),
             true => Arc::new(reads::networks(&conn).await?),
@@ -524,7 +607,7 @@ fn parse_position(
     text: &str,
     level: MinFinality,
     networks: &[NetworkRow],
-) -> Result<(i64, BTreeMap<i32, i64>), Problem> {
+) -> Result<(Position, BTreeMap<i32, i64>), Problem> {
     let refuse = || {
         Problem::bad(
             "invalid_cursor",
@@ -533,8 +616,7 @@ fn parse_position(
         )
     };
     let mut parts = text.split('.');
-    let position: i64 =
-        parts.next().and_then(|text| text.parse().ok()).filter(|at| *at >= 0).ok_or_else(refuse)?;
+    let position = parts.next().and_then(Position::parse).ok_or_else(refuse)?;
     let mut lines = BTreeMap::new();
     for part in parts {
         let (network, line) = part.split_once('-').ok_or_else(refuse)?;
@@ -544,8 +626,8 @@ fn parse_position(
     match (level, lines.is_empty()) {
         (MinFinality::Pending, true) => Ok((position, lines)),
         // "Everything still kept": from the bottom of every network.
-        (_, true) if position == 0 => {
-            Ok((0, networks.iter().map(|network| (network.network_id, -1)).collect()))
+        (_, true) if position == Position::after(0) => {
+            Ok((position, networks.iter().map(|network| (network.network_id, -1)).collect()))
         }
         (MinFinality::Pending, false) | (_, true) => Err(refuse()),
         (_, false) => Ok((position, lines)),
@@ -560,12 +642,18 @@ mod tests {
     fn positions_are_read_as_they_were_written() {
         let (position, lines) =
             parse_position("1042.1-88.137--1", MinFinality::Finalized, &[]).expect("ours");
-        assert_eq!((position, lines), (1042, BTreeMap::from([(1, 88), (137, -1)])));
-        assert_eq!(parse_position("7", MinFinality::Pending, &[]).expect("ours").0, 7);
+        assert_eq!((position, lines), (Position::after(1042), BTreeMap::from([(1, 88), (137, -1)])));
+        for text in ["7", "7+3"] {
+            let (position, _) = parse_position(text, MinFinality::Pending, &[]).expect("ours");
+            assert_eq!((position.message, position.to_string().as_str()), (7, text));
+        }
         for (text, level) in [
             ("", MinFinality::Pending),
             ("-1", MinFinality::Pending),
             ("x", MinFinality::Pending),
+            ("7+", MinFinality::Pending),
+            ("7+-1", MinFinality::Pending),
+            ("7+1+2", MinFinality::Pending),
             ("7.1-2", MinFinality::Pending),
             ("7", MinFinality::Finalized),
             ("7.1", MinFinality::Finalized),

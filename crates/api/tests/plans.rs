@@ -15,6 +15,7 @@ use tokio_postgres::{AsyncMessage, Client};
 /// Tables that stay small whatever the chain does: a row per network, partition, handler or process.
 const SMALL: &[&str] = &[
     "network_status",
+    "finality_lines",
     "network_heads",
     "network_progress",
     "sync_cursors",
@@ -132,6 +133,7 @@ fn literal(kind: &str, is_limit: bool) -> &'static str {
         "integer" => "1",
         "bigint" => "21007000",
         "boolean" => "false",
+        "real" => "0.5",
         "uuid" => "md5('x1')::uuid",
         "uuid[]" => "array[md5('x1')::uuid, md5('x2')::uuid]",
         "integer[]" => "array[1]",

@@ -120,12 +120,16 @@ async fn a_client_that_is_cut_off_again_and_again_misses_nothing() -> anyhow::Re
         if last.is_none() {
             last = listener.next().await?.id; // hello
         }
-        for moved in chunk {
-            server.seed.say(PROJECTED, &server.seed.payload(moved)).await?;
-            truth.push(("transfer".to_owned(), moved.event_id.to_string()));
-            if moved.event_index % 5 == 0 {
-                server.seed.say(RETRACTED, &server.seed.payload(moved)).await?;
-                truth.push(("retracted".to_owned(), moved.event_id.to_string()));
+        // Messages of one to four transfers, so that a cut falls into the middle of some.
+        for (at, moved) in chunk.chunks(1 + round % 4).enumerate() {
+            let moved: Vec<_> = moved.iter().collect();
+            let told =
+                |name: &str| moved.iter().map(|one| (name.to_owned(), one.event_id.to_string())).collect();
+            server.seed.say(PROJECTED, &server.seed.payload(&moved)).await?;
+            truth.extend::<Vec<_>>(told("transfer"));
+            if at % 5 == 0 {
+                server.seed.say(RETRACTED, &server.seed.payload(&moved)).await?;
+                truth.extend::<Vec<_>>(told("retracted"));
             }
         }
         for _ in 0..(7 + round * 3) {
@@ -169,9 +173,9 @@ async fn filters_choose_and_a_retraction_names_what_it_takes_back() -> anyhow::R
         assert_eq!(listener.next().await?.name, "hello");
     }
     for moved in [other, polygon, ours] {
-        seed.say(PROJECTED, &seed.payload(moved)).await?;
+        seed.say(PROJECTED, &seed.payload(&[moved])).await?;
     }
-    seed.say(RETRACTED, &seed.payload(ours)).await?;
+    seed.say(RETRACTED, &seed.payload(&[ours])).await?;
     seed.say("projection.finality.advanced.v1", &json!({"network_id": 137, "finalized_height": HEAD}))
         .await?;
     let id = ours.event_id.to_string();
@@ -253,7 +257,7 @@ async fn connections_are_bounded() -> anyhow::Result<()> {
     assert_eq!(problem["code"], "too_many_streams");
     // Everything still kept can be asked for from the beginning.
     let moved = server.seed.transfers[5].clone();
-    server.seed.say(PROJECTED, &server.seed.payload(&moved)).await?;
+    server.seed.say(PROJECTED, &server.seed.payload(&[&moved])).await?;
     let found = first.until(&moved.event_id.to_string()).await?;
     assert_eq!(found.last().expect("one").name, "transfer");
     drop(first);

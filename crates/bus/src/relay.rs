@@ -42,7 +42,8 @@ impl Default for RelayOptions {
         Self {
             owner: format!("relay-{}-{}", std::process::id(), uuid::Uuid::new_v4().simple()),
             lease_ttl: Duration::from_secs(10),
-            busy_wait: Duration::from_millis(2),
+            // Who emits in this process wakes the relay; this is for the others.
+            busy_wait: Duration::from_millis(10),
             idle_wait_max: Duration::from_millis(250),
             window_rows_max: 100_000,
             publish_rows_max: 1_000,

@@ -231,7 +231,7 @@ async fn a_second_inclusion_moves_the_row() {
     let words: Vec<String> = said(&drafts).into_iter().map(|(what, _)| what).collect();
     assert_eq!(words, ["retracted", "projected"]);
     assert_eq!(drafts[0].payload["height"], 1);
-    assert_eq!(drafts[0].payload["finality_status"], "reverted");
+    assert_eq!(drafts[0].payload["transfers"][0]["finality_status"], "reverted");
     assert_eq!(drafts[1].payload["height"], 2);
     assert_eq!(world.number("select count(*) from projection.transfers").await, 1);
     assert_eq!(world.number("select height from projection.transfers where not is_reverted").await, 2);

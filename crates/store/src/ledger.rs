@@ -99,7 +99,7 @@ const UPSERT_KEYS: &str = "
                 else k.is_reverted or k.block_hash <> excluded.block_hash
                      or k.finality_status < excluded.finality_status
            end
-    returning normalized_event_id";
+    returning normalized_event_id, xmax = 0";
 
 // Executed again in another block a transaction may log something else under the same name: what the event
 // says follows its block.
@@ -158,28 +158,30 @@ pub async fn upsert_events(
     }
     let mut rows: Vec<&NormalizedRow> = rows.iter().collect();
     rows.sort_by_key(|row| row.id);
-    let changed = upsert_keys(tx, network, &rows).await?;
+    let written = upsert_keys(tx, network, &rows).await?;
+    let changed: BTreeSet<EventId> = written.keys().copied().collect();
     let (moved, same): (Vec<&NormalizedRow>, Vec<&NormalizedRow>) =
         rows.into_iter().partition(|row| changed.contains(&row.id));
     let contradicted = contradicted(tx, &same).await?;
     let mut touched: BTreeSet<AssetId> = BTreeSet::new();
     if !moved.is_empty() {
-        let ids: Vec<EventId> = moved.iter().map(|row| row.id).collect();
-        touched.extend(drop_open_legs(tx, &ids).await?);
+        let known: Vec<EventId> = written.iter().filter(|(_, new)| !**new).map(|(id, _)| *id).collect();
+        touched.extend(drop_open_legs(tx, &known).await?);
         write_events(tx, network, &moved).await?;
         write_deltas(tx, &moved).await?;
-        insert_open_legs(tx, &ids).await?;
+        write_open_legs(tx, network, &moved).await?;
         let standing = moved.iter().filter(|row| row.status != FinalityStatus::Reverted);
         touched.extend(standing.filter_map(|row| row.asset));
     }
     Ok(Upserted { changed, touched, contradicted })
 }
 
+/// Gives the keys that were written, and whether each is new.
 async fn upsert_keys(
     tx: &Tx<'_>,
     network: NetworkId,
     rows: &[&NormalizedRow],
-) -> Result<BTreeSet<EventId>, StoreError> {
+) -> Result<BTreeMap<EventId, bool>, StoreError> {
     let ids: Vec<Uuid> = rows.iter().map(|row| row.id.0).collect();
     let uids: Vec<Vec<u8>> = rows
         .iter()
@@ -197,7 +199,7 @@ async fn upsert_keys(
             &[&network.0, &ids, &uids, &sources, &subs, &numbers, &hashes, &statuses],
         )
         .await?;
-    Ok(changed.iter().map(|row| EventId(row.get(0))).collect())
+    Ok(changed.iter().map(|row| (EventId(row.get(0)), row.get(1))).collect())
 }
 
 async fn write_events(tx: &Tx<'_>, network: NetworkId, rows: &[&NormalizedRow]) -> Result<u64, StoreError> {
@@ -297,6 +299,51 @@ pub async fn drop_open_legs(tx: &Tx<'_>, events: &[EventId]) -> Result<BTreeSet<
     }
     let rows = tx.query("drop open legs", DROP_OPEN_LEGS, &[&uuids(events)]).await?;
     Ok(rows.iter().map(|row| AssetId(row.get(0))).collect())
+}
+
+const WRITE_OPEN_LEGS: &str = "
+    insert into ledger.unfinalized_deltas
+        (asset_id, account_id, normalized_event_id, leg, network_id, block_number, qty_delta)
+    select u.asset, u.account, u.id, u.leg, $1, u.block_number, u.qty::numeric
+      from unnest($2::uuid[], $3::uuid[], $4::uuid[], $5::smallint[], $6::bigint[], $7::text[])
+           u (asset, account, id, leg, block_number, qty)
+    on conflict (asset_id, account_id, normalized_event_id, leg) do update
+       set block_number = excluded.block_number, qty_delta = excluded.qty_delta";
+
+/// Puts the legs of rows whose keys and movements were just written among what is open: as
+/// [`insert_open_legs`], without reading them back.
+async fn write_open_legs(tx: &Tx<'_>, network: NetworkId, rows: &[&NormalizedRow]) -> Result<(), StoreError> {
+    let open =
+        rows.iter().filter(|row| !matches!(row.status, FinalityStatus::Reverted | FinalityStatus::Finalized));
+    let mut legs: Vec<(Uuid, Uuid, Uuid, i16, i64, String)> = Vec::with_capacity(rows.len() * 2);
+    for row in open {
+        let Some(delta) = row.delta.as_ref().filter(|delta| !delta.qty.is_zero()) else { continue };
+        let lost = delta.from.map(|account| (0, account, SignedQty::loss(delta.qty)));
+        let gained = delta.to.map(|account| (1, account, SignedQty::gain(delta.qty)));
+        for (leg, account, qty) in lost.into_iter().chain(gained) {
+            let height = row.block.height.as_i64();
+            legs.push((delta.asset.0, account.0, row.id.0, leg, height, qty.to_string()));
+        }
+    }
+    if legs.is_empty() {
+        return Ok(());
+    }
+    legs.sort_unstable();
+    tx.execute(
+        "write open legs",
+        WRITE_OPEN_LEGS,
+        &[
+            &network.0,
+            &legs.iter().map(|leg| leg.0).collect::<Vec<_>>(),
+            &legs.iter().map(|leg| leg.1).collect::<Vec<_>>(),
+            &legs.iter().map(|leg| leg.2).collect::<Vec<_>>(),
+            &legs.iter().map(|leg| leg.3).collect::<Vec<_>>(),
+            &legs.iter().map(|leg| leg.4).collect::<Vec<_>>(),
+            &legs.iter().map(|leg| leg.5.as_str()).collect::<Vec<_>>(),
+        ],
+    )
+    .await?;
+    Ok(())
 }
 
 const INSERT_OPEN_LEGS: &str = "

@@ -43,6 +43,7 @@ migrations!(
     "0016_shards",
     "0017_open_height",
     "0018_log_heights",
+    "0019_finality_lines",
 );
 
 /// What [`run`] did.

@@ -9,7 +9,7 @@
 pub mod check;
 pub mod live;
 pub mod shadow;
-mod truth;
+pub(crate) mod truth;
 
 use tidemark_model::ids::{BlockHash, Height, NetworkId};
 use time::OffsetDateTime;
@@ -215,6 +215,30 @@ pub async fn move_watermark(
     hash: Option<&str>,
 ) -> Result<(), StoreError> {
     tx.execute("move the projection watermark", MOVE_WATERMARK, &[&network.0, &height, &hash]).await?;
+    Ok(())
+}
+
+// Never above what the ledger calls final now: an operator may have rewound it.
+const MOVE_LINE: &str = "
+    insert into projection.finality_lines as l (network_id, height)
+    select $1, coalesce(least($2::bigint, (select p.finalized_height from ledger.network_progress p
+                                            where p.network_id = $1)), -1)
+     where $2 is not null or exists (select 1 from projection.finality_lines f where f.network_id = $1)
+    on conflict (network_id) do update
+       set height = least(greatest(l.height, $2),
+                          (select p.finalized_height from ledger.network_progress p where p.network_id = $1))
+     where l.height <> least(greatest(l.height, $2),
+                             (select p.finalized_height from ledger.network_progress p where p.network_id = $1))";
+
+/// Moves the line below which the read models of a network are final, up to `finalized` if given, and never above
+/// the ledger's. The last statement of a batch: what the batch wrote before was read from a ledger at most as
+/// far back as the one that the line is held against.
+pub async fn move_finality_line(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    finalized: Option<i64>,
+) -> Result<(), StoreError> {
+    tx.execute("move the finality line", MOVE_LINE, &[&network.0, &finalized]).await?;
     Ok(())
 }
 

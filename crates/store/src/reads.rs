@@ -10,6 +10,7 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use crate::db::{Conn, Db, StoreError};
+use crate::projection::truth::is_open;
 
 /// One network as the projection sees it.
 #[derive(Debug, Clone)]
@@ -424,33 +425,36 @@ pub struct AssetRow {
 }
 
 /// How sure the row `$of` is: the projection keeps the height of the newest event above finality that the row
-/// rests on, and the head says whether that is confirmed.
+/// rests on; the line of its network says whether that is final by now, the head whether it is confirmed.
 macro_rules! status_of {
     ($of:literal) => {
         concat!(
-            "case when ",
-            $of,
-            ".finality_status = 'pending'
-                   and ",
+            "case when not ",
+            is_open!($of),
+            " then 'finalized' when ",
             $of,
             ".open_height <= (select coalesce(hd.head_height, hd.projected_height) - hd.confirmations
                                                    from projection.network_status hd
                                                   where hd.network_id = ",
             $of,
             ".network_id)
-                  then 'confirmed' else ",
-            $of,
-            ".finality_status end"
+                  then 'confirmed' else 'pending' end"
         )
+    };
+}
+/// What is final of the row `o` of ownership_view.
+macro_rules! qty_finalized {
+    () => {
+        concat!("case when ", is_open!("o"), " then o.qty_finalized else o.qty end")
     };
 }
 macro_rules! asset_select {
     () => {
         concat!(
             "select c.asset_id, c.network_id, c.collection_id, c.token_id, c.standard, c.name, c.image_url, c.is_stub,
-                    c.is_burned, c.supply::text as supply, c.history, (",
+                    c.is_burned, c.supply::text as supply, c.history, ",
             status_of!("c"),
-            ")::text as finality_status,
+            " as finality_status,
                     c.last_height, c.updated_at, s.address as contract, s.name as collection_name
                from projection.asset_cards c
                left join lateral (select x.address, x.name from projection.collection_stats x
@@ -546,8 +550,9 @@ macro_rules! qty_at {
         concat!(
             "case ",
             $finality,
-            " when 'finalized' then o.qty_finalized
-                  when 'confirmed' then case when ",
+            " when 'finalized' then ",
+            qty_finalized!(),
+            " when 'confirmed' then case when ",
             status_of!("o"),
             " = 'pending' then o.qty_finalized else o.qty end
                   else o.qty end"
@@ -560,12 +565,12 @@ macro_rules! status_at {
             "case ",
             $finality,
             " when 'finalized' then 'finalized'
-                  when 'confirmed' then coalesce(nullif((",
+                  when 'confirmed' then coalesce(nullif(",
             status_of!("o"),
-            ")::text, 'pending'), 'finalized')
-                  else (",
+            ", 'pending'), 'finalized')
+                  else ",
             status_of!("o"),
-            ")::text end"
+            " end"
         )
     };
 }
@@ -573,7 +578,9 @@ const OWNERS: &str = concat!(
     "select o.account_id, (select a.address from projection.account_summaries a where a.account_id = o.account_id)
                as address, (",
     qty_at!("$3::text"),
-    ")::text as qty, o.qty_finalized::text as qty_finalized, ",
+    ")::text as qty, (",
+    qty_finalized!(),
+    ")::text as qty_finalized, ",
     status_at!("$3::text"),
     " as finality_status, o.updated_at
        from projection.ownership_view o
@@ -733,24 +740,40 @@ pub struct HoldingRow {
     pub finality_status: String,
 }
 
+/// Holdings of one stored status, in the order of ownership_view_by_account.
+macro_rules! holdings_stored_as {
+    ($status:literal) => {
+        concat!(
+            "(select o.asset_id, o.network_id, o.collection_id, o.updated_at, (",
+            qty_at!("$3::text"),
+            ")::text as qty, (",
+            qty_finalized!(),
+            ")::text as qty_finalized, ",
+            status_at!("$3::text"),
+            " as finality_status
+                from projection.ownership_view o
+               where o.account_id = $1 and o.finality_status = '",
+            $status,
+            "' and o.asset_id > $2 and ",
+            qty_at!("$3::text"),
+            " > 0 and ($5::uuid is null or o.collection_id = $5)
+                 and (not $6 or exists (select 1 from projection.asset_cards k
+                                         where k.asset_id = o.asset_id and not k.is_stub))
+               order by o.asset_id limit $4)"
+        )
+    };
+}
 const HOLDINGS: &str = concat!(
     "select p.asset_id, p.network_id, p.collection_id, c.token_id, c.standard, c.name, c.image_url,
             coalesce(c.is_stub, true) as is_stub, coalesce(c.is_burned, false) as is_burned,
             coalesce(c.supply, 0)::text as supply, coalesce(c.history, 'complete') as history,
             p.finality_status, coalesce(c.last_height, 0) as last_height, p.updated_at, s.address as contract,
             s.name as collection_name, p.qty, p.qty_finalized
-       from (select o.asset_id, o.network_id, o.collection_id, o.updated_at, (",
-    qty_at!("$3::text"),
-    ")::text as qty, o.qty_finalized::text as qty_finalized, ",
-    status_at!("$3::text"),
-    " as finality_status
-               from projection.ownership_view o
-              where o.account_id = $1 and o.asset_id > $2 and ",
-    qty_at!("$3::text"),
-    " > 0 and ($5::uuid is null or o.collection_id = $5)
-                and (not $6 or exists (select 1 from projection.asset_cards k
-                                        where k.asset_id = o.asset_id and not k.is_stub))
-              order by o.asset_id limit $4) p
+       from (select * from (",
+    holdings_stored_as!("pending"),
+    " union all ",
+    holdings_stored_as!("finalized"),
+    ") w order by asset_id limit $4) p
        join lateral (select k.token_id, k.standard, k.name, k.image_url, k.is_stub, k.is_burned, k.supply,
                             k.history, k.last_height from projection.asset_cards k
                       where k.asset_id = p.asset_id limit 1) c on true
@@ -1525,35 +1548,31 @@ const CACHE_HITS: &str = "
       from pg_catalog.pg_statio_user_tables s
      where s.schemaname = 'projection'
      group by 1";
-const FINALITY_SHARES: &str = "
-    select s.most_common_vals::text::text[] as labels, s.most_common_freqs as shares
-      from pg_catalog.pg_stats s
-     where s.schemaname = 'projection' and s.tablename = 'ownership_view' and s.attname = 'finality_status'";
-
 /// S0 §15.3: share of block reads the database's cache answered, per projection table (partitions together).
 pub async fn cache_hits(conn: &Conn) -> Result<Vec<(String, Option<f64>)>, StoreError> {
     let rows = conn.query("read cache hits", CACHE_HITS, &[]).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
-const FINALITY_SAMPLE: &str = "
-    select s.finality_status::text, (count(*) / sum(count(*)) over ())::float4
-      from (select o.finality_status from projection.ownership_view o limit 10000) s
-     group by 1";
+const OWNERSHIP_ROWS: &str = "
+    select greatest(c.reltuples, 0)::float8 from pg_catalog.pg_class c
+     where c.oid = 'projection.ownership_view'::pg_catalog.regclass";
+const FINALITY_SHARES: &str = concat!(
+    "select s.finality_status, (count(*) / sum(count(*)) over ())::float4
+       from (select ",
+    status_of!("o"),
+    " as finality_status from projection.ownership_view o tablesample system ($1) limit 10000) s
+      group by 1"
+);
 
-/// S0 §15.3: share of ownership rows per finality status, as the planner's statistics have it: counting them
-/// would read the table. Until the table was analyzed, the shares of its first ten thousand rows.
+/// S0 §15.3: share of ownership rows per finality status, of a sample: counting them would read the table.
 pub async fn finality_shares(conn: &Conn) -> Result<Vec<(String, f32)>, StoreError> {
-    let row = conn.query_opt("read finality shares", FINALITY_SHARES, &[]).await?;
-    let (labels, shares): (Option<Vec<String>>, Option<Vec<f32>>) =
-        row.map_or((None, None), |row| (row.get(0), row.get(1)));
-    match labels {
-        Some(labels) => Ok(labels.into_iter().zip(shares.unwrap_or_default()).collect()),
-        None => {
-            let rows = conn.query("sample finality shares", FINALITY_SAMPLE, &[]).await?;
-            Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
-        }
-    }
+    const SAMPLE_ROWS: f64 = 5_000.0;
+    let rows: f64 = conn.query_one("estimate ownership rows", OWNERSHIP_ROWS, &[]).await?.get(0);
+    #[expect(clippy::cast_possible_truncation, reason = "a share between 0 and 100 per cent")]
+    let percent = (100.0 * SAMPLE_ROWS / rows.max(1.0)).min(100.0) as f32;
+    let rows = conn.query("sample finality shares", FINALITY_SHARES, &[&percent]).await?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
 /// Do both pools look at one database?
@@ -1616,6 +1635,6 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("stream_bounds", STREAM_BOUNDS),
     ("operator_facts", OPERATOR_FACTS),
     ("cache_hits", CACHE_HITS),
+    ("ownership_rows", OWNERSHIP_ROWS),
     ("finality_shares", FINALITY_SHARES),
-    ("finality_sample", FINALITY_SAMPLE),
 ];

@@ -602,6 +602,9 @@ impl Place {
         // Whole pages in the log: lz4 takes a tenth of the time of Postgres' own algorithm.
         let compression = if self.takes("wal_compression", "lz4") { "lz4" } else { "on" };
         settings.push(format!("wal_compression={compression}"));
+        if self.takes("default_toast_compression", "lz4") {
+            settings.push("default_toast_compression=lz4".to_owned());
+        }
         settings.push(format!("shared_buffers={}MB", shared_buffers_mb()));
         settings.push(format!("unix_socket_directories={}", self.socket_dir.display()));
         settings.push(match self.port {

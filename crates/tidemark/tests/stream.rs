@@ -86,7 +86,12 @@ struct Heard {
 impl Heard {
     fn take(&mut self, name: &str, id: Option<String>, data: Value) {
         if let Some(id) = id {
-            let number = |text: &str| text.split('.').next().and_then(|text| text.parse::<u64>().ok());
+            // The last message told in full, and how many transfers of the next.
+            let number = |text: &str| {
+                let position = text.split('.').next()?;
+                let (message, told) = position.split_once('+').unwrap_or((position, "0"));
+                Some((message.parse::<u64>().ok()?, told.parse::<u64>().ok()?))
+            };
             let (before, now) = (self.last.as_deref().and_then(number), number(&id));
             assert!(name == "hello" || before < now, "{now:?} is told after {before:?}");
             self.last = Some(id);

@@ -231,6 +231,7 @@ impl Seed {
                  now() - interval '12 seconds', 1284311, 3),
              ({POLYGON}, 'polygon', 'evm', {START}, 64, {HEAD} + 40, now(), {HEAD}, {HEAD} - 2, {FINALIZED}, {HEAD} - 4,
                  now() - interval '40 seconds', 55012, 0);
+             insert into projection.finality_lines (network_id, height) values ({ETH}, {FINALIZED}), ({POLYGON}, {FINALIZED});
              insert into projection.network_activity (network_id, bucket, events)
                  select {ETH}, date_bin('10 seconds', now(), 'epoch') - n * interval '10 seconds',
                         (40 + 30 * sin(n / 7.0) + (n * 37 % 23))::bigint from generate_series(0, 90) n
@@ -325,16 +326,12 @@ impl Seed {
                 continue;
             }
             let network = self.collections[*collection].0;
-            let status = match HEAD - height {
-                _ if *height <= FINALIZED => "finalized",
-                12.. => "confirmed",
-                _ => "pending",
-            };
+            let (status, open) = stored(*height);
             let _ = write!(
                 sql,
                 "insert into projection.ownership_view (asset_id, account_id, network_id, collection_id, qty,
-                     qty_finalized, finality_status, updated_at)
-                 values ('{}', '{}', {network}, '{}', {}, {}, '{status}', {});\n",
+                     qty_finalized, finality_status, open_height, updated_at)
+                 values ('{}', '{}', {network}, '{}', {}, {}, '{status}', {open}, {});\n",
                 self.asset_id(*collection, token),
                 self.account_id(network, *account),
                 self.collection_id(*collection),
@@ -416,6 +413,7 @@ impl Seed {
             }
         }
         for ((collection, token), (height, supply)) in tokens {
+            let (status, open) = stored(height);
             let name = match collection {
                 0 => format!("'Harbour Light #{token}'"),
                 1 => format!("'Driftwood No. {token}'"),
@@ -425,15 +423,14 @@ impl Seed {
             let _ = write!(
                 sql,
                 "insert into projection.asset_cards (asset_id, network_id, collection_id, token_id, standard, name, is_stub,
-                     is_burned, supply, history, finality_status, last_height, updated_at)
-                 values ('{}', {}, '{}', '{token}', '{}', {name}, {}, false, {supply}, '{}', '{}', {height}, {});\n",
+                     is_burned, supply, history, finality_status, open_height, last_height, updated_at)
+                 values ('{}', {}, '{}', '{token}', '{}', {name}, {}, false, {supply}, '{}', '{status}', {open}, {height}, {});\n",
                 self.asset_id(collection, token),
                 self.collections[collection].0,
                 self.collection_id(collection),
                 self.collections[collection].2,
                 name == "null",
                 if collection == 2 { "partial" } else { "complete" },
-                if height <= FINALIZED { "finalized" } else { "pending" },
                 time_of(height),
             );
         }
@@ -494,8 +491,13 @@ impl Seed {
         Ok(row.get(0))
     }
 
-    /// The payload of a transfer as the projector writes it.
-    pub fn payload(&self, moved: &Moved) -> serde_json::Value {
+    /// The payload of a message of transfers as the projector writes it.
+    pub fn payload(&self, moved: &[&Moved]) -> serde_json::Value {
+        let transfers: Vec<serde_json::Value> = moved.iter().map(|moved| self.transfer(moved)).collect();
+        serde_json::json!({ "network_id": moved[0].network, "height": moved[0].height, "transfers": transfers })
+    }
+
+    fn transfer(&self, moved: &Moved) -> serde_json::Value {
         serde_json::json!({
             "event_id": moved.event_id, "network_id": moved.network, "kind": "transfer",
             "asset_id": self.asset_id(moved.collection, &moved.token),
@@ -508,4 +510,9 @@ impl Seed {
             "sub_index": 0, "event_time": "2026-11-15T23:00:00Z", "finality_status": "pending",
         })
     }
+}
+
+/// What the projector stores of a row whose newest event is at `height`.
+fn stored(height: i64) -> (&'static str, String) {
+    if height <= FINALIZED { ("finalized", "null".to_owned()) } else { ("pending", height.to_string()) }
 }

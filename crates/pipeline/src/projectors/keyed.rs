@@ -50,9 +50,11 @@ pub async fn rebuild_keys(
         events: events.clone(),
         pairs: moves.pairs.iter().copied().collect(),
         open_assets: touched.assets.iter().map(|asset| asset.0).collect(),
+        final_assets: touched.final_assets.iter().map(|asset| asset.0).collect(),
+        final_height: touched.finalized.map_or(-1, |(height, _)| height),
         whole_assets: whole.clone(),
     };
-    let (written, holdings) = live::rebuild_ownership(tx, &keys).await?;
+    let (written, holdings) = live::rebuild_ownership(tx, network, &keys).await?;
     done.rows += written;
     let owners: BTreeMap<Uuid, i64> = live::move_holders(tx, &holdings).await?.into_iter().collect();
 
@@ -87,6 +89,7 @@ pub async fn rebuild_keys(
             at,
         ));
     }
+    projection::move_finality_line(tx, network, touched.finalized.map(|(height, _)| height)).await?;
     tx.look_up_as_usual().await?;
     Ok(done)
 }
@@ -141,16 +144,15 @@ async fn project_transfers(
     live::put_positions(tx, network, &decided.positions).await?;
     let delivered = i64::try_from(decided.projected.len()).expect("a batch is small");
     projection::count_activity(tx, network, delivered).await?;
-    let retracted = decided
-        .retracted
+    let retracted: Vec<Told<'_>> =
+        decided.retracted.iter().rev().map(|&(one, turn)| Told { one, turn, status: "reverted" }).collect();
+    done.drafts.extend(drafts(network, &subject("transfer", "retracted"), &retracted));
+    let projected: Vec<Told<'_>> = decided
+        .projected
         .iter()
-        .rev()
-        .map(|(one, turn)| draft(network, subject("transfer", "retracted"), one, "reverted", *turn));
-    done.drafts.extend(retracted);
-    let projected = decided.projected.iter().map(|(one, turn)| {
-        draft(network, subject("transfer", "projected"), one, &one.finality_status, *turn)
-    });
-    done.drafts.extend(projected);
+        .map(|&(one, turn)| Told { one, turn, status: &one.finality_status })
+        .collect();
+    done.drafts.extend(drafts(network, &subject("transfer", "projected"), &projected));
     Ok(Moves::of(&decided))
 }
 
@@ -304,14 +306,43 @@ fn subject(aggregate: &str, event: &str) -> Subject {
     Subject::new("projection", aggregate, event, 1).expect("the projections' subjects follow the grammar")
 }
 
-/// A delivery of the live stream. The same fact gives the same id; the turn tells a second inclusion in the
-/// same block (there and back again) from the first.
-fn draft(network: NetworkId, subject: Subject, one: &TransferDetail, status: &str, turn: i64) -> Draft {
-    let row = &one.row;
-    let block_hash = BlockHash::from_slice(&row.block_hash).map(|hash| hash.to_string()).unwrap_or_default();
-    let tx_hash = TxId::from_slice(&row.tx_hash).map(|hash| hash.to_string()).unwrap_or_default();
-    let cause = format!("{}:{block_hash}:{turn}", row.event_id);
-    let payload = json!({
+/// Transfers in one event of the live stream.
+const TRANSFERS_PER_EVENT: usize = 50;
+
+/// A transfer as the live stream tells it.
+struct Told<'a> {
+    one: &'a TransferDetail,
+    /// Tells a second inclusion in the same block (there and back again) from the first.
+    turn: i64,
+    status: &'a str,
+}
+
+/// Deliveries of the live stream, those of one height together. The same facts give the same id: a transfer is
+/// told once per turn, so the first of an event names it.
+fn drafts(network: NetworkId, subject: &Subject, told: &[Told<'_>]) -> Vec<Draft> {
+    told.chunk_by(|one, next| one.one.row.height == next.one.row.height)
+        .flat_map(|height| height.chunks(TRANSFERS_PER_EVENT))
+        .map(|told| {
+            let first = &told[0];
+            let row = &first.one.row;
+            let cause = format!("{}:{}:{}", row.event_id, block_hash(row), first.turn);
+            let payload = json!({
+                "network_id": network,
+                "height": row.height,
+                "transfers": told.iter().map(|told| transfer(network, told)).collect::<Vec<_>>(),
+            });
+            Draft::derived(subject.clone(), &cause, network.to_string(), payload, row.event_time)
+        })
+        .collect()
+}
+
+fn block_hash(row: &TransferRow) -> String {
+    BlockHash::from_slice(&row.block_hash).map(|hash| hash.to_string()).unwrap_or_default()
+}
+
+fn transfer(network: NetworkId, told: &Told<'_>) -> serde_json::Value {
+    let (one, row) = (told.one, &told.one.row);
+    json!({
         "event_id": row.event_id,
         "network_id": network,
         "kind": row.kind,
@@ -323,14 +354,13 @@ fn draft(network: NetworkId, subject: Subject, one: &TransferDetail, status: &st
         "to": one.to,
         "qty": row.qty,
         "height": row.height,
-        "block_hash": block_hash,
-        "tx_hash": tx_hash,
+        "block_hash": block_hash(row),
+        "tx_hash": TxId::from_slice(&row.tx_hash).map(|hash| hash.to_string()).unwrap_or_default(),
         "event_index": row.event_index,
         "sub_index": row.sub_index.to_string(),
         "event_time": row.event_time.format(&Rfc3339).expect("block times are within RFC 3339's years"),
-        "finality_status": status,
-    });
-    Draft::derived(subject, &cause, network.to_string(), payload, row.event_time)
+        "finality_status": told.status,
+    })
 }
 
 #[cfg(test)]
@@ -452,8 +482,33 @@ mod tests {
     #[test]
     fn the_same_fact_has_the_same_id_and_another_turn_another() {
         let one = at(5, 1, false, 0);
-        let id = |turn| draft(NetworkId(1), subject("transfer", "projected"), &one, "pending", turn).event_id;
+        let id = |turn| {
+            let told = [Told { one: &one, turn, status: "pending" }];
+            drafts(NetworkId(1), &subject("transfer", "projected"), &told)[0].event_id
+        };
         assert_eq!(id(0), id(0));
         assert_ne!(id(0), id(1));
+    }
+
+    #[test]
+    fn transfers_of_a_height_are_told_together_in_their_order() {
+        let mut all: Vec<TransferDetail> = Vec::new();
+        for (height, index) in (0..120).map(|index| (5, index)).chain([(6, 0)]) {
+            let mut one = at(height, 1, false, 0);
+            one.row.event_index = index;
+            one.row.event_id = EventId(Uuid::from_u128(u128::from(index.unsigned_abs()) * 100 + 5));
+            all.push(one);
+        }
+        let told: Vec<Told<'_>> = all.iter().map(|one| Told { one, turn: 0, status: "pending" }).collect();
+        let drafts = drafts(NetworkId(1), &subject("transfer", "projected"), &told);
+        let transfers = |draft: &Draft| draft.payload["transfers"].as_array().expect("a list").clone();
+        assert_eq!(drafts.iter().map(|draft| transfers(draft).len()).collect::<Vec<_>>(), [50, 50, 20, 1]);
+        let indexes: Vec<i64> = drafts
+            .iter()
+            .flat_map(transfers)
+            .filter_map(|transfer| transfer["event_index"].as_i64())
+            .collect();
+        assert_eq!(indexes, (0..120).chain([0]).collect::<Vec<_>>());
+        assert!(drafts.iter().all(|draft| draft.payload["height"] == transfers(draft)[0]["height"]));
     }
 }

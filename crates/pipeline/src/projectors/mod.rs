@@ -7,16 +7,18 @@
 //! aside), and must take [`tidemark_store::projection::lock_network`] first.
 //!
 //! - **transfers**: one row per canonical event of kind transfer, mint or burn (not opening, not metadata).
-//!   Place and block from normalized_event_keys, `qty` without sign. A reverted event keeps its row with
+//!   Place and block from normalized_events, `qty` without sign. A reverted event keeps its row with
 //!   `is_reverted`; an event that was included again in another block moves there.
 //! - **ownership_view** (asset, account): `qty` = ownership_current + legs in unfinalized_deltas;
-//!   `qty_finalized` = ownership_current, or 0; `finality_status` = `finalized` when no unfinalized leg
-//!   contributes, else the weakest status (pending < confirmed) of the events that do. No row when both
-//!   quantities are 0. A negative quantity (a contract that breaks its standard) is shown as it is.
+//!   `qty_finalized` = ownership_current, or 0; `open_height` = height of the newest unfinalized leg, none without
+//!   one; `finality_status` = `pending` with one, else `finalized`. When the network's finality line reaches
+//!   `open_height` the row stands for itself with `qty_finalized` = `qty` and is not written again (ADR 0017):
+//!   read it through `projection.ownership_now`. No row when both quantities are 0. A negative quantity (a
+//!   contract that breaks its standard) is shown as it is.
 //! - **asset_cards**: one per catalog asset that any event named. `supply` = catalog supply (finalized) + sum
 //!   of the asset's unfinalized legs; `is_burned` = supply 0, and the catalog says burned, or its finalized
-//!   supply is not 0, or an unfinalized mint or burn exists; `finality_status` as above over all unfinalized
-//!   events of the asset; `last_height` = height of its newest transfer that is not reverted, 0 without one.
+//!   supply is not 0, or an unfinalized mint or burn exists; `open_height` and `finality_status` as above over all
+//!   unfinalized events of the asset (`projection.cards_now`); `last_height` = height of its newest transfer that is not reverted, 0 without one.
 //! - **collection_holders** (collection, account): over rows of ownership_view with qty > 0: `asset_count` =
 //!   how many, `qty` = their sum. No row at 0.
 //! - **collection_stats**: one per collection with a card. `owners_count` = rows in collection_holders;
@@ -34,7 +36,7 @@
 //!
 //! A batch costs what it touches. A class with a million holders is not read: events name their two sides,
 //! and `ledger.ownership.changed` (finalized, confirmed, reorg, opening) concerns only those and rows that
-//! depend on something above finality, which have their own small index. Only a rewind recomputes whole
+//! depend on something above finality, which are found by their own index. Only a rewind recomputes whole
 //! assets. What a reorg takes back costs one step into the transfers' indexes per asset, collection and
 //! account, for the newest one that is left (block times do not go back along a chain).
 //!

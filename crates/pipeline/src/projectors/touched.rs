@@ -16,8 +16,10 @@ pub struct Touched {
     pub events: BTreeSet<EventId>,
     /// The assets those events name.
     pub event_assets: BTreeSet<AssetId>,
-    /// Assets whose events changed their finality: their rows that depend on something above finality.
+    /// Assets that a reorg or an opening changed: their rows that depend on something above finality.
     pub assets: BTreeSet<AssetId>,
+    /// Assets some of whose events became final, if the line that says so is in the batch too.
+    pub final_assets: BTreeSet<AssetId>,
     /// Assets of which everything is recomputed: rewinds, repair.
     pub whole_assets: BTreeSet<AssetId>,
     /// The ledger's new finality line, and when the chain reported it.
@@ -46,6 +48,7 @@ struct EventReverted {
 struct OwnershipChanged {
     network_id: NetworkId,
     reason: String,
+    height: i64,
     assets: Vec<AssetId>,
 }
 #[derive(Deserialize)]
@@ -63,6 +66,7 @@ struct FinalityAdvanced {
 /// The keys of a batch, by network. Events that are not the ledger's touch nothing.
 pub fn touched(batch: &[&Envelope]) -> Result<BTreeMap<NetworkId, Touched>, WorkError> {
     let mut all: BTreeMap<NetworkId, Touched> = BTreeMap::new();
+    let mut final_through: BTreeMap<NetworkId, i64> = BTreeMap::new();
     for envelope in batch {
         match envelope.event_type.as_str() {
             "ledger.event.normalized" => {
@@ -83,7 +87,12 @@ pub fn touched(batch: &[&Envelope]) -> Result<BTreeMap<NetworkId, Touched>, Work
                 match change.reason.as_str() {
                     // What these change has a row that depends on something above finality, or is a side of an
                     // event in the stream. An opening belongs to a side of the event that needs it.
-                    "finalized" | "reorg" | "opening" => one.assets.extend(change.assets),
+                    "reorg" | "opening" => one.assets.extend(change.assets),
+                    "finalized" => {
+                        one.final_assets.extend(change.assets);
+                        let through = final_through.entry(change.network_id).or_insert(change.height);
+                        *through = change.height.max(*through);
+                    }
                     // Readers see from heights what is confirmed; no row says it.
                     "confirmed" => {}
                     // Anything else may change any row.
@@ -103,6 +112,14 @@ pub fn touched(batch: &[&Envelope]) -> Result<BTreeMap<NetworkId, Touched>, Work
                 }
             }
             _ => {}
+        }
+    }
+    // The line comes after its assets, perhaps in the next batch. Then their rows are written once more, so that
+    // all holders of an asset become final at the same moment.
+    for (network, through) in final_through {
+        let one = all.entry(network).or_default();
+        if one.finalized.is_none_or(|(height, _)| height < through) {
+            one.assets.append(&mut one.final_assets);
         }
     }
     Ok(all)
@@ -166,6 +183,10 @@ mod tests {
             ),
             envelope(
                 "ledger.ownership.changed",
+                json!({"network_id": 1, "reason": "reorg", "height": 5, "assets": [id(6)]}),
+            ),
+            envelope(
+                "ledger.ownership.changed",
                 json!({"network_id": 1, "reason": "rewind", "height": 5, "assets": [id(5)]}),
             ),
             envelope(
@@ -185,11 +206,31 @@ mod tests {
         let one = &all[&NetworkId(1)];
         assert_eq!(one.events, BTreeSet::from([EventId(id(1))]));
         assert_eq!(one.event_assets, BTreeSet::from([AssetId(id(2))]));
-        assert_eq!(one.assets, BTreeSet::from([AssetId(id(4))]));
+        assert_eq!(one.final_assets, BTreeSet::from([AssetId(id(4))]));
+        assert_eq!(one.assets, BTreeSet::from([AssetId(id(6))]));
         assert_eq!(one.whole_assets, BTreeSet::from([AssetId(id(5))]));
         assert_eq!(one.normalized, Some((8, Some("0x".to_owned()))), "the last block counts");
         assert_eq!(one.finalized.map(|(height, _)| height), Some(7), "finality never goes back");
         assert_eq!(all[&NetworkId(2)].events.len(), 1);
+    }
+
+    #[test]
+    fn assets_that_are_final_before_their_line_are_written() {
+        let change = |height| {
+            let assets = [id(1)];
+            envelope(
+                "ledger.ownership.changed",
+                json!({"network_id": 1, "reason": "finalized", "height": height, "assets": assets}),
+            )
+        };
+        let line = envelope("ledger.finality.advanced", json!({"network_id": 1, "finalized_height": 7}));
+        for (batch, waits) in
+            [(vec![change(7)], true), (vec![change(7), line.clone()], false), (vec![line, change(8)], true)]
+        {
+            let all = touched(&batch.iter().collect::<Vec<_>>()).expect("readable");
+            let one = &all[&NetworkId(1)];
+            assert_eq!((one.assets.len(), one.final_assets.len()), if waits { (1, 0) } else { (0, 1) });
+        }
     }
 
     #[test]

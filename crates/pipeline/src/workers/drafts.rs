@@ -18,6 +18,8 @@ use super::Cause;
 const ASSETS_PER_EVENT: usize = 500;
 /// Events of the chain in one `ledger.event.normalized` event.
 const EVENTS_PER_EVENT: usize = 150;
+/// Assets in one `catalog.asset.created` event.
+const CREATED_PER_EVENT: usize = 150;
 
 fn subject(service: &str, aggregate: &str, event: &str) -> Subject {
     Subject::new(service, aggregate, event, 1).expect("a constant subject is valid")
@@ -79,17 +81,30 @@ pub(crate) fn event_reverted(network: &Network, event: &TouchedEvent, cause: &Ca
     Draft::derived(subject, &name, network.id.to_string(), payload, event.event_time)
 }
 
-pub(crate) fn asset_created(network: &Network, asset: AssetId, stub: &AssetStub) -> Draft {
-    let payload = json!({
-        "asset_id": asset,
-        "network_id": network.id,
-        "collection_id": stub.collection,
-        "token_id": stub.token_id_raw,
-        "standard": stub.standard,
-        "block_number": stub.first_seen_block,
-    });
-    let subject = subject("catalog", "asset", "created");
-    Draft::derived(subject, &asset.to_string(), network.id.to_string(), payload, stub.first_seen_at)
+/// Assets seen for the first time, in order of their ids: one event per 150.
+pub(crate) fn assets_created(network: &Network, assets: &[(AssetId, &AssetStub)]) -> Vec<Draft> {
+    assets
+        .chunks(CREATED_PER_EVENT)
+        .map(|assets| {
+            let (first, stub) = assets[0];
+            let created = |(asset, stub): &(AssetId, &AssetStub)| {
+                json!({
+                    "asset_id": asset,
+                    "collection_id": stub.collection,
+                    "token_id": stub.token_id_raw,
+                    "standard": stub.standard,
+                    "block_number": stub.first_seen_block,
+                })
+            };
+            let payload = json!({
+                "network_id": network.id,
+                "assets": assets.iter().map(created).collect::<Vec<_>>(),
+            });
+            // An asset is created once, so the first one names the event.
+            let subject = subject("catalog", "asset", "created");
+            Draft::derived(subject, &first.to_string(), network.id.to_string(), payload, stub.first_seen_at)
+        })
+        .collect()
 }
 
 pub(crate) fn block_normalized(

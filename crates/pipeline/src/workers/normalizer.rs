@@ -77,10 +77,13 @@ pub async fn normalize(
     let upserted = ledger::upsert_events(tx, network.id, &written).await?;
     quarantine_contradictions(tx, network, &written, &upserted.contradicted).await?;
 
-    let mut emitted = Vec::new();
-    for (asset, stub) in stubs.assets.iter().filter(|(asset, _)| new_assets.contains(asset)) {
-        emitted.push(drafts::asset_created(network, *asset, stub));
-    }
+    let created: Vec<_> = stubs
+        .assets
+        .iter()
+        .filter(|(asset, _)| new_assets.contains(asset))
+        .map(|(asset, stub)| (*asset, stub))
+        .collect();
+    let mut emitted = drafts::assets_created(network, &created);
     let mut named = BTreeSet::new();
     let mut standing = Vec::new();
     for row in &written {

@@ -288,7 +288,21 @@ impl World {
             &[&height],
         )
         .await;
+        self.log_follows_keys().await;
         vec![changed("confirmed", height, &assets)]
+    }
+
+    /// Keys and events say the same of an event, in the ledger as here.
+    pub async fn log_follows_keys(&self) {
+        self.run(
+            "update ledger.normalized_events e
+                set finality_status = k.finality_status, is_reverted = k.is_reverted
+               from ledger.normalized_event_keys k
+              where k.normalized_event_id = e.id
+                and (k.finality_status, k.is_reverted) is distinct from (e.finality_status, e.is_reverted)",
+            &[],
+        )
+        .await;
     }
 
     /// Events at or below `height` are final and applied.
@@ -336,6 +350,7 @@ impl World {
             self.events.get_mut(&event.id).expect("known").status = "finalized";
         }
         self.run("delete from ledger.ownership_current where qty = 0", &[]).await;
+        self.log_follows_keys().await;
         self.run("update ledger.network_progress set finalized_height = $1", &[&height]).await;
         self.finalized = height;
         vec![
@@ -380,6 +395,7 @@ impl World {
             self.events.get_mut(&event.id).expect("known").status = "reverted";
             out.push(envelope("ledger.event.reverted", named(event.id, &event.what, event.height)));
         }
+        self.log_follows_keys().await;
         out.push(changed("reorg", ancestor, &assets));
         self.head = ancestor;
         self.fork += 1;
@@ -410,12 +426,17 @@ impl World {
         all
     }
 
-    /// Every projection table as text, without updated_at.
+    /// Every projection table as text, without updated_at: what its rows say now, not what they said when written.
     pub async fn dump(&self) -> BTreeMap<&'static str, Vec<String>> {
         let mut all = BTreeMap::new();
         for table in TABLES {
+            let shown = match *table {
+                "asset_cards" => "cards_now",
+                "ownership_view" => "ownership_now",
+                other => other,
+            };
             let sql =
-                format!("select (to_jsonb(t) - 'updated_at')::text from projection.{table} t order by 1");
+                format!("select (to_jsonb(t) - 'updated_at')::text from projection.{shown} t order by 1");
             let rows = self.conn.query("dump", &sql, &[]).await.expect("dumps");
             all.insert(*table, rows.iter().map(|row| row.get(0)).collect());
         }
@@ -461,15 +482,17 @@ pub async fn project(db: &Db, batch: &[Envelope]) -> Projected {
     done
 }
 
-/// (subject's event, payload's event_id) of transfer drafts.
+/// (subject's event, event_id) of the transfers in drafts.
 pub fn said(drafts: &[Draft]) -> Vec<(String, String)> {
     drafts
         .iter()
         .filter(|draft| draft.subject.to_string().starts_with("projection.transfer."))
-        .map(|draft| {
+        .flat_map(|draft| {
             let subject = draft.subject.to_string();
-            let event = subject.trim_start_matches("projection.transfer.").trim_end_matches(".v1");
-            (event.to_owned(), draft.payload["event_id"].as_str().expect("an id").to_owned())
+            let event = subject.trim_start_matches("projection.transfer.").trim_end_matches(".v1").to_owned();
+            let transfers = draft.payload["transfers"].as_array().expect("a list").clone();
+            let id = |one: Value| one["event_id"].as_str().expect("an id").to_owned();
+            transfers.into_iter().map(move |one| (event.clone(), id(one)))
         })
         .collect()
 }

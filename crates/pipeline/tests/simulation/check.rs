@@ -69,6 +69,9 @@ const LATEST: &str = "
      group by 1, 2 having sum(qty) <> 0";
 const SHOWN: &str = "
     select asset_id, account_id, qty::text from projection.ownership_view where network_id = $1 and qty <> 0";
+const SHOWN_FINAL: &str = "
+    select asset_id, account_id, qty_finalized::text from projection.ownership_now
+     where network_id = $1 and qty_finalized <> 0";
 
 /// What the ledger knows of a state: everything, or the pairs that moved since it began.
 fn known(chain: &Chain, mut state: State, moved: &BTreeSet<(AssetId, AccountId)>) -> State {
@@ -88,6 +91,8 @@ pub(crate) async fn latest(ground: &Ground, lane: &Lane) -> Result<(), Failed> {
     let truth = known(chain, chain.truth_at(head), &chain.moved_since_start(head));
     same_rows("the latest state", &state(&ground.db, LATEST, network).await?, &truth)?;
     same_rows("what is shown", &state(&ground.db, SHOWN, network).await?, &truth)?;
+    let finalized = state(&ground.db, FINALIZED, network).await?;
+    same_rows("what is shown as final", &state(&ground.db, SHOWN_FINAL, network).await?, &finalized)?;
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::truth::{card_truth, last_height_truth, ownership_truth, stats_truth};
+use super::truth::{card_truth, is_open, last_height_truth, ownership_truth, stats_truth};
 use crate::db::{StoreError, Tx};
 
 /// Ids are hashes, so a run of them from a random start is a random sample, found by the primary key.
@@ -31,11 +31,14 @@ pub struct Mismatch {
 const CHECK_CARDS: &str = concat!(
     "select k.asset_id,
             (select to_jsonb(w) from (select c.collection_id, c.token_id, c.standard, c.is_stub, c.is_burned,
-                                             c.supply, c.history, c.finality_status, c.open_height,
-                                             c.last_height
+                                             c.supply, c.history, case when ",
+    is_open!("c"),
+    " then c.open_height end as open_height, c.last_height
                                        where c.asset_id is not null) w),
             (select to_jsonb(w) from (select t.collection_id, t.token_id, t.standard, t.is_stub, t.is_burned,
-                                             t.supply, t.history, t.finality_status, t.open_height, ",
+                                             t.supply, t.history, case when ",
+    is_open!("t"),
+    " then t.open_height end as open_height, ",
     last_height_truth!("t.network_id", "t.asset_id"),
     " as last_height) w)
        from unnest($1::uuid[]) as k(asset_id)
@@ -59,6 +62,23 @@ pub async fn check_cards(tx: &Tx<'_>, assets: &[Uuid]) -> Result<Vec<Mismatch>, 
     Ok(found)
 }
 
+/// Rows of ownership as they count now.
+macro_rules! settled {
+    ($rows:literal) => {
+        concat!(
+            "select w.asset_id, w.account_id, w.collection_id, w.qty,
+                    case when ",
+            is_open!("w"),
+            " then w.qty_finalized else w.qty end as qty_finalized, case when ",
+            is_open!("w"),
+            " then w.open_height end as open_height
+               from ",
+            $rows,
+            " w where w.asset_id = any($1)"
+        )
+    };
+}
+
 const CHECK_OWNERSHIP: &str = concat!(
     "with keys as materialized (
         select asset_id, account_id from projection.ownership_view where asset_id = any($1::uuid[])
@@ -70,12 +90,16 @@ const CHECK_OWNERSHIP: &str = concat!(
     ownership_truth!("select asset_id, account_id from keys"),
     ")
      select k.asset_id, k.account_id, v.qty::text, t.qty::text, v.qty_finalized::text, t.qty_finalized::text,
-            v.finality_status::text, t.finality_status::text
+            v.open_height, t.open_height
        from keys k
-       left join projection.ownership_view v on v.asset_id = k.asset_id and v.account_id = k.account_id
-       left join truth t on t.asset_id = k.asset_id and t.account_id = k.account_id
-      where (v.qty, v.qty_finalized, v.finality_status, v.open_height, v.collection_id)
-            is distinct from (t.qty, t.qty_finalized, t.finality_status, t.open_height, t.collection_id)
+       left join (",
+    settled!("projection.ownership_view"),
+    ") v on v.asset_id = k.asset_id and v.account_id = k.account_id
+       left join (",
+    settled!("truth"),
+    ") t on t.asset_id = k.asset_id and t.account_id = k.account_id
+      where (v.qty, v.qty_finalized, v.open_height, v.collection_id)
+            is distinct from (t.qty, t.qty_finalized, t.open_height, t.collection_id)
       order by k.asset_id, k.account_id"
 );
 
@@ -83,14 +107,15 @@ const CHECK_OWNERSHIP: &str = concat!(
 pub async fn check_ownership(tx: &Tx<'_>, assets: &[Uuid]) -> Result<Vec<Mismatch>, StoreError> {
     let rows = tx.query("check ownership", CHECK_OWNERSHIP, &[&assets]).await?;
     let text = |row: &tokio_postgres::Row, at: usize| row.get::<_, Option<String>>(at);
+    let open = |row: &tokio_postgres::Row, at: usize| row.get::<_, Option<i64>>(at);
     Ok(rows
         .iter()
         .map(|row| Mismatch {
             id: row.get(0),
             detail: json!({
                 "account_id": row.get::<_, Uuid>(1),
-                "projection": { "qty": text(row, 2), "qty_finalized": text(row, 4), "status": text(row, 6) },
-                "ledger": { "qty": text(row, 3), "qty_finalized": text(row, 5), "status": text(row, 7) },
+                "projection": { "qty": text(row, 2), "qty_finalized": text(row, 4), "open_height": open(row, 6) },
+                "ledger": { "qty": text(row, 3), "qty_finalized": text(row, 5), "open_height": open(row, 7) },
             }),
         })
         .collect())

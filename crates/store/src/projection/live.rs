@@ -310,6 +310,12 @@ pub struct OwnershipKeys {
     pub pairs: Vec<(Uuid, Uuid)>,
     /// Rows of these assets that depend on something above finality.
     pub open_assets: Vec<Uuid>,
+    /// Assets some of whose events became final, together with the line (`final_height`): what they leave empty
+    /// goes, and what still has something open says how much of it is final. All other rows are final as
+    /// they stand (projection.finality_lines).
+    pub final_assets: Vec<Uuid>,
+    /// Where that line is.
+    pub final_height: i64,
     /// All rows of these assets.
     pub whole_assets: Vec<Uuid>,
 }
@@ -327,6 +333,9 @@ pub struct HoldingChange {
     pub qty: String,
 }
 
+// One set with what is and what must be side by side: plans that look up by key cannot join two sets of their own.
+// Rows that stay as they are are not touched; those that do not are found by their place, which nobody else can
+// change: the network's projections are locked.
 const REBUILD_OWNERSHIP: &str = concat!(
     "with keys as materialized (
         select distinct i.asset_id, i.account_id
@@ -338,49 +347,67 @@ const REBUILD_OWNERSHIP: &str = concat!(
                 select asset_id, account_id from unnest($2::uuid[], $3::uuid[]) as p(asset_id, account_id)
                 union all
                 select asset_id, account_id from projection.ownership_view
-                 where asset_id = any($4::uuid[]) and finality_status <> 'finalized'
+                 where asset_id = any($4::uuid[])
+                   and open_height > coalesce((select l.height from projection.finality_lines l
+                                                where l.network_id = $7), -1)
                 union all
                 select asset_id, account_id from ledger.unfinalized_deltas where asset_id = any($4)
+                union all
+                select asset_id, account_id from projection.ownership_view
+                 where asset_id = any($6::uuid[]) and qty = 0 and open_height <= $8
+                union all
+                select d.asset_id, d.account_id from ledger.unfinalized_deltas d
+                 where d.asset_id = any($6)
+                   and coalesce((select v.qty_finalized from projection.ownership_view v
+                                  where v.asset_id = d.asset_id and v.account_id = d.account_id), 0)
+                    <> coalesce((select c.qty from ledger.ownership_current c
+                                  where c.asset_id = d.asset_id and c.account_id = d.account_id), 0)
                 union all
                 select asset_id, account_id from projection.ownership_view where asset_id = any($5::uuid[])
                 union all
                 select asset_id, account_id from ledger.ownership_current where asset_id = any($5)
                 union all
                 select asset_id, account_id from ledger.unfinalized_deltas where asset_id = any($5)) i),
-     truth as materialized (",
-    ownership_truth!("select asset_id, account_id from keys"),
-    "),
-     old as materialized (
-        select v.asset_id, v.account_id, v.collection_id, v.qty
+     compared as materialized (
+        select k.asset_id, k.account_id, t.network_id, t.collection_id, t.qty, t.qty_finalized, t.finality_status,
+               t.open_height, v.ctid as at, v.collection_id as old_collection_id, v.qty as old_qty,
+               (v.network_id, v.collection_id, v.qty, v.qty_finalized, v.finality_status, v.open_height)
+               is distinct from
+               (t.network_id, t.collection_id, t.qty, t.qty_finalized, t.finality_status, t.open_height) as differs
           from keys k
-          join projection.ownership_view v on v.asset_id = k.asset_id and v.account_id = k.account_id),
+          left join lateral (",
+    ownership_truth!("select k.asset_id, k.account_id"),
+    ") t on true
+          left join projection.ownership_view v on v.asset_id = k.asset_id and v.account_id = k.account_id),
      gone as (
-        delete from projection.ownership_view v
-         using (select asset_id, account_id from old except select asset_id, account_id from truth) o
-         where v.asset_id = o.asset_id and v.account_id = o.account_id
+        delete from projection.ownership_view v using compared c
+         where c.at is not null and c.qty is null and v.ctid = c.at
         returning 1),
-     put as (
-        insert into projection.ownership_view as v
+     moved as (
+        update projection.ownership_view v
+           set network_id = c.network_id, collection_id = c.collection_id, qty = c.qty,
+               qty_finalized = c.qty_finalized, finality_status = c.finality_status,
+               open_height = c.open_height, updated_at = now()
+          from compared c
+         where c.at is not null and c.qty is not null and c.differs and v.ctid = c.at
+        returning 1),
+     made as (
+        insert into projection.ownership_view
                (asset_id, account_id, network_id, collection_id, qty, qty_finalized, finality_status, open_height,
                 updated_at)
         select asset_id, account_id, network_id, collection_id, qty, qty_finalized, finality_status, open_height,
                now()
-          from truth order by asset_id, account_id
-        on conflict (asset_id, account_id) do update
-           set network_id = excluded.network_id, collection_id = excluded.collection_id, qty = excluded.qty,
-               qty_finalized = excluded.qty_finalized, finality_status = excluded.finality_status,
-               open_height = excluded.open_height, updated_at = excluded.updated_at
-         where (v.network_id, v.collection_id, v.qty, v.qty_finalized, v.finality_status, v.open_height)
-               is distinct from (excluded.network_id, excluded.collection_id, excluded.qty,
-                                 excluded.qty_finalized, excluded.finality_status, excluded.open_height)
+          from compared where at is null and qty is not null
+         order by asset_id, account_id
         returning 1),
      change as (
         select collection_id, account_id, sum(assets)::bigint as assets, sum(qty) as qty
-          from (select collection_id, account_id, 1 as assets, qty from truth where qty > 0
+          from (select collection_id, account_id, 1 as assets, qty from compared where qty > 0
                 union all
-                select collection_id, account_id, -1, -qty from old where qty > 0) s
+                select old_collection_id, account_id, -1, -old_qty from compared where old_qty > 0) s
          group by collection_id, account_id)
-     select null::uuid, null::uuid, (select count(*) from gone) + (select count(*) from put), null::text
+     select null::uuid, null::uuid,
+            (select count(*) from gone) + (select count(*) from moved) + (select count(*) from made), null::text
      union all
      select collection_id, account_id, assets, qty::text from change where assets <> 0 or qty <> 0"
 );
@@ -388,6 +415,7 @@ const REBUILD_OWNERSHIP: &str = concat!(
 /// Recomputes rows of ownership_view; gives how many were written or removed, and what that changes.
 pub async fn rebuild_ownership(
     tx: &Tx<'_>,
+    network: NetworkId,
     keys: &OwnershipKeys,
 ) -> Result<(u64, Vec<HoldingChange>), StoreError> {
     let (assets, accounts): (Vec<Uuid>, Vec<Uuid>) = keys.pairs.iter().copied().unzip();
@@ -395,7 +423,16 @@ pub async fn rebuild_ownership(
         .query(
             "recompute ownership",
             REBUILD_OWNERSHIP,
-            &[&keys.events, &assets, &accounts, &keys.open_assets, &keys.whole_assets],
+            &[
+                &keys.events,
+                &assets,
+                &accounts,
+                &keys.open_assets,
+                &keys.whole_assets,
+                &keys.final_assets,
+                &network.0,
+                &keys.final_height,
+            ],
         )
         .await?;
     let mut written = 0;
@@ -415,19 +452,20 @@ pub async fn rebuild_ownership(
 const MOVE_HOLDERS: &str = "
     with change as materialized (
         select d.collection_id, d.account_id, coalesce(h.asset_count, 0) as old_count,
-               coalesce(h.asset_count, 0) + d.assets as new_count, coalesce(h.qty, 0) + d.qty::numeric as new_qty
+               coalesce(h.asset_count, 0) + d.assets as new_count, coalesce(h.qty, 0) + d.qty::numeric as new_qty,
+               h.ctid as at
           from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[]) as d(collection_id, account_id, assets, qty)
           left join projection.collection_holders h
                  on h.collection_id = d.collection_id and h.account_id = d.account_id),
      gone as (
-        delete from projection.collection_holders h using change c
-         where c.new_count = 0 and h.collection_id = c.collection_id and h.account_id = c.account_id),
-     put as (
+        delete from projection.collection_holders h using change c where c.new_count = 0 and h.ctid = c.at),
+     moved as (
+        update projection.collection_holders h set asset_count = c.new_count, qty = c.new_qty
+          from change c where c.new_count <> 0 and h.ctid = c.at),
+     made as (
         insert into projection.collection_holders (collection_id, account_id, asset_count, qty)
-        select collection_id, account_id, new_count, new_qty from change where new_count <> 0
-         order by collection_id, account_id
-        on conflict (collection_id, account_id) do update
-           set asset_count = excluded.asset_count, qty = excluded.qty)
+        select collection_id, account_id, new_count, new_qty from change where at is null and new_count <> 0
+         order by collection_id, account_id)
      select collection_id, sum((new_count > 0)::int - (old_count > 0)::int)::bigint
        from change group by collection_id order by collection_id";
 
@@ -471,35 +509,36 @@ const REBUILD_CARDS: &str = concat!(
     ),
     "),
      new as materialized (
-        select t.*, o.asset_id is null as is_new, o.supply as old_supply, o.is_stub as old_stub,
+        select t.*, o.supply as old_supply, o.is_stub as old_stub,
                o.last_height as old_height,
                case when t.exact then ",
     last_height_truth!("t.network_id", "t.asset_id"),
-    "           else greatest(o.last_height, t.seen, 0) end as last_height
+    "           else greatest(o.last_height, t.seen, 0) end as last_height,
+               o.ctid as at,
+               (o.network_id, o.collection_id, o.token_id, o.standard, o.is_stub, o.is_burned, o.supply, o.history,
+                o.finality_status, o.open_height)
+               is distinct from
+               (t.network_id, t.collection_id, t.token_id, t.standard, t.is_stub, t.is_burned, t.supply, t.history,
+                t.finality_status, t.open_height) as differs
           from truth t
           left join projection.asset_cards o on o.asset_id = t.asset_id),
-     put as (
-        insert into projection.asset_cards as c
+     moved as (
+        update projection.asset_cards c
+           set network_id = n.network_id, collection_id = n.collection_id, token_id = n.token_id,
+               standard = n.standard, is_stub = n.is_stub, is_burned = n.is_burned, supply = n.supply,
+               history = n.history, finality_status = n.finality_status, open_height = n.open_height,
+               last_height = n.last_height, updated_at = now()
+          from new n
+         where c.ctid = n.at and (n.differs or n.last_height <> n.old_height)),
+     made as (
+        insert into projection.asset_cards
                (asset_id, network_id, collection_id, token_id, standard, is_stub, is_burned, supply, history,
                 finality_status, open_height, last_height, updated_at)
         select asset_id, network_id, collection_id, token_id, standard, is_stub, is_burned, supply, history,
                finality_status, open_height, last_height, now()
-          from new order by asset_id
-        on conflict (asset_id) do update
-           set network_id = excluded.network_id, collection_id = excluded.collection_id,
-               token_id = excluded.token_id, standard = excluded.standard, is_stub = excluded.is_stub,
-               is_burned = excluded.is_burned, supply = excluded.supply, history = excluded.history,
-               finality_status = excluded.finality_status, open_height = excluded.open_height,
-               last_height = excluded.last_height,
-               updated_at = excluded.updated_at
-         where (c.network_id, c.collection_id, c.token_id, c.standard, c.is_stub, c.is_burned, c.supply, c.history,
-                c.finality_status, c.open_height, c.last_height)
-               is distinct from
-               (excluded.network_id, excluded.collection_id, excluded.token_id, excluded.standard,
-                excluded.is_stub, excluded.is_burned, excluded.supply, excluded.history,
-                excluded.finality_status, excluded.open_height, excluded.last_height)
-        returning c.asset_id)
-     select n.collection_id, count(*) filter (where n.asset_id in (select asset_id from put)),
+          from new where at is null order by asset_id)
+     select n.collection_id,
+            count(*) filter (where n.at is null or n.differs or n.last_height <> n.old_height),
             sum((n.supply > 0)::int - coalesce((n.old_supply > 0)::int, 0))::bigint,
             sum(n.supply - coalesce(n.old_supply, 0))::text,
             sum(n.is_stub::int - coalesce(n.old_stub::int, 0))::bigint,
@@ -632,7 +671,7 @@ pub struct AccountChange {
 // `any(array[…])`: see last_height_truth.
 const MOVE_ACCOUNTS: &str = "
     with new as materialized (
-        select a.id as account_id, a.network_id, a.address_normalized, a.first_seen_at,
+        select a.id as account_id, a.network_id, a.address_normalized, a.first_seen_at, s.ctid as at,
                coalesce(s.asset_count, 0) + d.assets as asset_count,
                coalesce(s.transfer_count, 0) + d.transfers as transfer_count,
                greatest(a.first_seen_at,
@@ -652,19 +691,27 @@ const MOVE_ACCOUNTS: &str = "
           left join projection.account_summaries s on s.account_id = d.account_id),
      gone as (
         delete from projection.account_summaries s using new n
-         where n.asset_count = 0 and n.transfer_count = 0 and s.account_id = n.account_id)
-    insert into projection.account_summaries as s
-           (account_id, network_id, address, asset_count, transfer_count, first_seen_at, last_seen_at, updated_at)
-    select account_id, network_id, address_normalized, asset_count, transfer_count, first_seen_at, last_seen_at, now()
-      from new where asset_count <> 0 or transfer_count <> 0
-     order by account_id
-    on conflict (account_id) do update
-       set address = excluded.address, asset_count = excluded.asset_count,
-           transfer_count = excluded.transfer_count, first_seen_at = excluded.first_seen_at,
-           last_seen_at = excluded.last_seen_at, updated_at = excluded.updated_at
-     where (s.address, s.asset_count, s.transfer_count, s.first_seen_at, s.last_seen_at)
-           is distinct from (excluded.address, excluded.asset_count, excluded.transfer_count,
-                             excluded.first_seen_at, excluded.last_seen_at)";
+         where n.asset_count = 0 and n.transfer_count = 0 and s.ctid = n.at
+        returning 1),
+     moved as (
+        update projection.account_summaries s
+           set address = n.address_normalized, asset_count = n.asset_count, transfer_count = n.transfer_count,
+               first_seen_at = n.first_seen_at, last_seen_at = n.last_seen_at, updated_at = now()
+          from new n
+         where (n.asset_count <> 0 or n.transfer_count <> 0) and s.ctid = n.at
+           and (s.address, s.asset_count, s.transfer_count, s.first_seen_at, s.last_seen_at)
+               is distinct from (n.address_normalized, n.asset_count, n.transfer_count, n.first_seen_at,
+                                 n.last_seen_at)
+        returning 1),
+     made as (
+        insert into projection.account_summaries
+               (account_id, network_id, address, asset_count, transfer_count, first_seen_at, last_seen_at, updated_at)
+        select account_id, network_id, address_normalized, asset_count, transfer_count, first_seen_at, last_seen_at,
+               now()
+          from new where at is null and (asset_count <> 0 or transfer_count <> 0)
+         order by account_id
+        returning 1)
+     select (select count(*) from gone) + (select count(*) from moved) + (select count(*) from made)";
 
 /// Moves account_summaries by these changes. An account without assets and transfers has no row.
 pub async fn move_accounts(tx: &Tx<'_>, changes: &[AccountChange]) -> Result<u64, StoreError> {
@@ -676,7 +723,10 @@ pub async fn move_accounts(tx: &Tx<'_>, changes: &[AccountChange]) -> Result<u64
     let transfers: Vec<i64> = changes.iter().map(|change| change.transfers).collect();
     let seen: Vec<Option<OffsetDateTime>> = changes.iter().map(|change| change.seen_at).collect();
     let exact: Vec<bool> = changes.iter().map(|change| change.exact).collect();
-    tx.execute("move account summaries", MOVE_ACCOUNTS, &[&ids, &assets, &transfers, &seen, &exact]).await
+    let row = tx
+        .query_one("move account summaries", MOVE_ACCOUNTS, &[&ids, &assets, &transfers, &seen, &exact])
+        .await?;
+    Ok(count(row.get(0)))
 }
 
 fn count(value: i64) -> u64 {

@@ -18,7 +18,8 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::truth::{
-    account_truth, card_truth, holder_truth, last_height_truth, ownership_truth, stats_truth, transfer_truth,
+    account_truth, card_truth, holder_truth, is_open, last_height_truth, ownership_truth, stats_truth,
+    transfer_truth,
 };
 use crate::db::{Conn, StoreError, Tx};
 
@@ -424,22 +425,40 @@ fn insert_into(plan: &Plan, suffix: &str, rows: &str) -> String {
     )
 }
 
+/// What the columns say of the row `r` now: a row at or below the line of its network is final as it stands,
+/// whatever it said when it was written.
+fn as_they_count(plan: &Plan) -> String {
+    const OPEN: &str = is_open!("r");
+    let counts = |column: &str| match column {
+        "qty_finalized" => format!("case when {OPEN} then r.qty_finalized else r.qty end as qty_finalized"),
+        "finality_status" => format!(
+            "case when {OPEN} then r.finality_status else 'finalized'::ledger.event_finality_status end \
+             as finality_status"
+        ),
+        "open_height" => format!("case when {OPEN} then r.open_height end as open_height"),
+        other => format!("r.{other}"),
+    };
+    plan.columns.split(", ").map(counts).collect::<Vec<_>>().join(", ")
+}
+
 /// Notes the keys at which shadow and live differ in this snapshot; gives how many.
 pub async fn compare(tx: &Tx<'_>, name: ProjectionName) -> Result<u64, StoreError> {
     let plan = name.plan();
-    let (table, keys, columns) = (plan.table, plan.keys, plan.columns);
+    let (table, keys, columns) = (plan.table, plan.keys, as_they_count(plan));
     let below = match plan.has_line {
         true => format!(
-            " where height <= (select l.height from projection.{table}__line l where l.network_id = {table}.network_id)"
+            " where r.height <= (select l.height from projection.{table}__line l where l.network_id = r.network_id)"
         ),
         false => String::new(),
     };
     let sql = format!(
         "insert into projection.{table}__changes ({keys})
          select distinct {keys}
-           from ((select {columns} from projection.{table}{below} except select {columns} from projection.{table}__shadow)
+           from ((select {columns} from projection.{table} r{below}
+                  except select {columns} from projection.{table}__shadow r)
                  union all
-                 (select {columns} from projection.{table}__shadow except select {columns} from projection.{table})) d"
+                 (select {columns} from projection.{table}__shadow r
+                  except select {columns} from projection.{table} r)) d"
     );
     tx.execute("compare a shadow table", &sql, &[]).await
 }
@@ -512,16 +531,13 @@ pub async fn swap(tx: &Tx<'_>, name: ProjectionName) -> Result<Differences, Stor
 async fn differences(tx: &Tx<'_>, plan: &Plan) -> Result<Differences, StoreError> {
     let (table, keys) = (plan.table, plan.keys);
     // Columns that no rebuild fills yet (prices, names) are not compared: they are nobody's.
-    let columns = |row: &str| {
-        plan.columns.split(", ").map(|column| format!("{row}.{column}")).collect::<Vec<_>>().join(", ")
-    };
-    let (live, rebuilt) = (columns("l"), columns("s"));
+    let columns = as_they_count(plan);
     let sql = format!(
-        "select to_jsonb(l) - 'updated_at', to_jsonb(s) - 'updated_at', count(*) over ()
+        "select to_jsonb(l), to_jsonb(s), count(*) over ()
            from (select distinct {keys} from projection.{table}__changes) c
-           left join projection.{table} l on {}
-           left join projection.{table}__shadow s on {}
-          where ({live}) is distinct from ({rebuilt})
+           left join (select {columns} from projection.{table} r) l on {}
+           left join (select {columns} from projection.{table}__shadow r) s on {}
+          where l is distinct from s
           order by {}
           limit {SAMPLES_MAX}",
         equal(plan, "l", "c"),

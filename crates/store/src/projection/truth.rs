@@ -1,6 +1,27 @@
 //! What each projection must hold, as SQL. Every macro takes the text that selects the keys, so that live
 //! recomputation by key, a full rebuild, its catch-up and reconciliation all run the same definition.
 
+/// Below this height the read models of the row's network are final.
+macro_rules! line_of {
+    ($of:expr) => {
+        concat!(
+            "coalesce((select fl.height from projection.finality_lines fl where fl.network_id = ",
+            $of,
+            ".network_id), -1)"
+        )
+    };
+}
+pub(crate) use line_of;
+
+/// Is the row (of ownership_view or asset_cards) above the line? Then its columns count as they are written;
+/// at or below it, what is written is final as it stands.
+macro_rules! is_open {
+    ($of:expr) => {
+        concat!("coalesce(", $of, ".open_height > ", $crate::projection::truth::line_of!($of), ", false)")
+    };
+}
+pub(crate) use is_open;
+
 /// ownership_view. `keys`: (asset_id, account_id). qty = finalized balance plus unfinalized legs; pending while
 /// there are such legs, with the newest one's height, which readers hold against the head; no row when both
 /// quantities are zero.
@@ -79,13 +100,12 @@ pub(crate) use last_height_truth;
 macro_rules! transfer_truth {
     ($keys:expr) => {
         concat!(
-            "select e.network_id, k.block_number as height, e.event_index, e.sub_index::int as sub_index,
+            "select e.network_id, e.block_number as height, e.event_index, e.sub_index::int as sub_index,
                     e.id as event_id, e.event_kind as kind, d.asset_id, a.collection_id,
                     d.from_account_id as from_account, d.to_account_id as to_account, abs(d.qty_delta) as qty,
-                    e.tx_hash, k.block_hash, e.event_time, k.is_reverted, k.finality_status, a.token_id_raw
+                    e.tx_hash, e.block_hash, e.event_time, e.is_reverted, e.finality_status, a.token_id_raw
                from (", $keys, ") i
                join ledger.normalized_events e on e.network_id = i.network_id and e.id = i.event_id
-               join ledger.normalized_event_keys k on k.normalized_event_id = i.event_id
                join lateral (select m.asset_id, m.from_account_id, m.to_account_id, m.qty_delta
                                from ledger.normalized_event_deltas m
                               where m.normalized_event_id = i.event_id

@@ -253,6 +253,7 @@ impl Run {
             "p50_ms": percentile(&millis, 50), "p95_ms": percentile(&millis, 95),
             "p99_ms": percentile(&millis, 99), "worst_ms": percentile(&millis, 100),
             "backlog_blocks_max": self.backlog_max(), "stages_p50_ms": stages.0,
+            "each_block_ms": millis.iter().map(|one| one.round()).collect::<Vec<_>>(),
         })
     }
 }

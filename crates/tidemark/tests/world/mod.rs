@@ -242,7 +242,7 @@ impl World {
 
     /// What readers see of the finalized state.
     pub(crate) async fn view_final(&self) -> Balances {
-        self.balances("projection.ownership_view", "qty_finalized").await
+        self.balances("projection.ownership_now", "qty_finalized").await
     }
 
     pub(crate) fn truth(&self, height: u64) -> Balances {

@@ -133,7 +133,7 @@ fn literal(kind: &str, is_limit: bool) -> &'static str {
         "integer" => "1",
         "bigint" => "21007000",
         "boolean" => "false",
-        "real" => "0.5",
+        "double precision" => "0.5",
         "uuid" => "md5('x1')::uuid",
         "uuid[]" => "array[md5('x1')::uuid, md5('x2')::uuid]",
         "integer[]" => "array[1]",

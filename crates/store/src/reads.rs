@@ -1561,7 +1561,7 @@ const FINALITY_SHARES: &str = concat!(
     "select s.finality_status, (count(*) / sum(count(*)) over ())::float4
        from (select ",
     status_of!("o"),
-    " as finality_status from projection.ownership_view o tablesample system ($1) limit 10000) s
+    " as finality_status from projection.ownership_view o tablesample system ($1::float8) limit 10000) s
       group by 1"
 );
 
@@ -1569,8 +1569,7 @@ const FINALITY_SHARES: &str = concat!(
 pub async fn finality_shares(conn: &Conn) -> Result<Vec<(String, f32)>, StoreError> {
     const SAMPLE_ROWS: f64 = 5_000.0;
     let rows: f64 = conn.query_one("estimate ownership rows", OWNERSHIP_ROWS, &[]).await?.get(0);
-    #[expect(clippy::cast_possible_truncation, reason = "a share between 0 and 100 per cent")]
-    let percent = (100.0 * SAMPLE_ROWS / rows.max(1.0)).min(100.0) as f32;
+    let percent = (100.0 * SAMPLE_ROWS / rows.max(1.0)).min(100.0);
     let rows = conn.query("sample finality shares", FINALITY_SHARES, &[&percent]).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }

@@ -339,9 +339,11 @@ async fn asset(
     let (reader, network, item) =
         Reader::asset(&state, AssetRef::Natural(network, contract, token_id), &params).await?;
     let page = PageParams { limit: Some(20), cursor: None };
-    let owners = reader.owners_of(&network, item.id, &params, &page).await?;
-    let scope = TransferScope::Asset(item.id);
-    let transfers = reader.transfers_of(&network, scope, &params, &with_reverted(), &query.page()).await?;
+    let (scope, reverted, rows) = (TransferScope::Asset(item.id), with_reverted(), query.page());
+    let (owners, transfers) = tokio::try_join!(
+        reader.owners_of(&network, item.id, &params, &page),
+        reader.transfers_of(&network, scope, &params, &reverted, &rows),
+    )?;
     let single = item.standard == "erc721";
     let since = transfers
         .items
@@ -400,22 +402,37 @@ async fn account(
     let params = ReadParams::default();
     let (reader, network) = Reader::at(&state, &network, &params).await?;
     let (id, address) = reader.account_id(&network, &address)?;
-    let summary = reads::accounts(&reader.conn, &[id]).await?.pop();
+    let page = |cursor: Option<String>| PageParams { limit: Some(24), cursor };
+    let holdings = async {
+        match reader.holdings_of(&network, id, None, &params, &page(query.cursor.clone())).await {
+            Ok(holdings) => Ok((holdings, query.cursor.is_some())),
+            Err(problem) if problem.code == "invalid_cursor" => {
+                Ok((reader.holdings_of(&network, id, None, &params, &page(None)).await?, false))
+            }
+            Err(problem) => Err(problem),
+        }
+    };
+    // A cursor is of the one list or of the other; without one both begin at the top.
+    let (reverted, top) = (with_reverted(), PageParams { limit: Some(ROWS), cursor: None });
+    let newest = reader.transfers_of(&network, TransferScope::Account(id), &params, &reverted, &top);
+    let as_contract = [CollectionId::of(NetworkId(network.network_id), &address).0];
+    // Sent together: the connection answers them one after another, without a round trip between.
+    let (summary, (holdings, in_assets), newest, collection) = tokio::try_join!(
+        async { Ok(reads::accounts(&reader.conn, &[id]).await?.pop()) },
+        holdings,
+        newest,
+        async { Ok(reads::collections(&reader.conn, &as_contract).await?.pop()) },
+    )?;
     if summary.is_none() {
         reader.account_is_known(&network, id).await?;
     }
-    let page = |cursor: Option<String>| PageParams { limit: Some(24), cursor };
-    let (holdings, in_assets) =
-        match reader.holdings_of(&network, id, None, &params, &page(query.cursor.clone())).await {
-            Ok(holdings) => (holdings, query.cursor.is_some()),
-            Err(problem) if problem.code == "invalid_cursor" => {
-                (reader.holdings_of(&network, id, None, &params, &page(None)).await?, false)
-            }
-            Err(problem) => return Err(problem.into()),
-        };
-    let rows = PageParams { limit: Some(ROWS), cursor: query.cursor.clone().filter(|_| !in_assets) };
-    let transfers =
-        reader.transfers_of(&network, TransferScope::Account(id), &params, &with_reverted(), &rows).await?;
+    let transfers = match query.cursor.clone().filter(|_| !in_assets) {
+        None => newest,
+        Some(cursor) => {
+            let rows = PageParams { limit: Some(ROWS), cursor: Some(cursor) };
+            reader.transfers_of(&network, TransferScope::Account(id), &params, &reverted, &rows).await?
+        }
+    };
     let held: BTreeSet<Uuid> = holdings.items.iter().map(|holding| holding.asset.collection_id).collect();
     let held: Vec<Uuid> = held.into_iter().collect();
     let shown = holdings.items.len();
@@ -432,8 +449,6 @@ async fn account(
         }
     }
     groups.sort_by_key(|group| std::cmp::Reverse(group.1));
-    let collection = CollectionId::of(NetworkId(network.network_id), &address).0;
-    let collection = reads::collections(&reader.conn, &[collection]).await?.pop();
     let base = format!("/accounts/{}/{address}", network.slug);
     let mut feed = Feed::new(transfers, std::slice::from_ref(&network), &base);
     feed.live = query.cursor.is_none().then(|| format!("network={}&account={address}", network.slug));

@@ -21,6 +21,9 @@ pub struct SyncArgs {
     /// Blocks they are in
     #[arg(long, value_name = "N", default_value_t = 50_000)]
     pub blocks: u64,
+    /// Leave the minimal program and the bare COPY out: to compare sizes
+    #[arg(long)]
+    pub alone: bool,
 }
 
 /// Blocks the minimal program asks for at once: about as many logs as a provider answers.
@@ -61,6 +64,21 @@ async fn measure(size: &SyncArgs, bench: &Bench) -> anyhow::Result<serde_json::V
     let server = &bench.server;
     let (mut node, rpc) = start_node(size.logs, size.blocks).await?;
     let last = size.blocks - 1;
+    if size.alone {
+        eprintln!("tidemark sync …");
+        let synced = sync(bench, &rpc, last, &[]).await?;
+        node.kill().await?;
+        print(&[
+            ("events", format!("{}", synced.events)),
+            ("tidemark sync", format!("{:.0} events/s ({:.1} s)", synced.events_per_second, synced.seconds)),
+            ("peak memory", format!("{} MiB", synced.peak_rss_bytes / (1024 * 1024))),
+        ]);
+        return Ok(json!({
+            "stages_seconds": synced.stages, "logs": size.logs, "blocks": size.blocks, "events": synced.events,
+            "events_per_second": synced.events_per_second, "seconds": synced.seconds,
+            "rpc_calls": synced.rpc_calls, "peak_rss_bytes": synced.peak_rss_bytes,
+        }));
+    }
     eprintln!("minimal program …");
     let minimal = minimal::run(&rpc, server.url(), last, MINIMAL_STEP).await?;
     execute(server.url(), "drop schema bench_minimal cascade; checkpoint").await?;

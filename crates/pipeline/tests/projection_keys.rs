@@ -279,6 +279,82 @@ async fn a_row_that_is_spent_but_not_final_stays_for_readers_of_finalized() {
     assert_eq!(world.number("select count(*) from projection.transfer_positions").await, 0);
 }
 
+const PLACES: &str =
+    "select string_agg(ctid::text, ' ' order by asset_id, account_id) from projection.ownership_view";
+const FINAL: &str =
+    "select coalesce(string_agg(qty_finalized || ' ' || finality_status, ', ' order by account_id = $1), '')
+                       from projection.ownership_now";
+
+async fn text(world: &World, sql: &str) -> String {
+    world.conn.query_one("read", sql, &[]).await.expect("reads").get(0)
+}
+async fn final_owners(world: &World) -> String {
+    world.conn.query_one("read", FINAL, &[&account(2).0]).await.expect("reads").get(0)
+}
+
+/// The line passes over rows that rest on nothing above it: they are final and nobody wrote them.
+#[tokio::test]
+async fn a_row_becomes_final_without_being_written() {
+    let mut world = world().await;
+    let mut batch = world.block(&[Move::mint(0, 1, 1, 1), Move::mint(0, 2, 2, 1)]).await;
+    batch.extend(world.block(&[]).await);
+    world.project(&batch).await;
+    assert_eq!(final_owners(&world).await, "0 pending, 0 pending");
+    let (before, cards) =
+        (text(&world, PLACES).await, "select min(updated_at)::text from projection.asset_cards");
+    let written = text(&world, cards).await;
+    let batch = world.finalize(2).await;
+    world.project(&batch).await;
+    assert_eq!(final_owners(&world).await, "1 finalized, 1 finalized");
+    assert_eq!((text(&world, PLACES).await, text(&world, cards).await), (before, written));
+    assert_eq!(
+        text(&world, "select string_agg(finality_status::text, ' ') from projection.cards_now").await,
+        "finalized finalized"
+    );
+}
+
+/// What became final and the line that says so may come in two batches: a giver and a taker are final at once.
+#[tokio::test]
+async fn both_sides_become_final_at_the_same_moment() {
+    let mut world = world().await;
+    let mut batch = world.block(&[Move::mint(0, 1, 1, 1)]).await;
+    batch.extend(world.finalize(1).await);
+    batch.extend(world.block(&[Move::transfer(0, 1, 1, 2, 1)]).await);
+    world.project(&batch).await;
+    assert_eq!(
+        final_owners(&world).await,
+        "1 pending, 0 pending",
+        "the giver has it for those who want to be sure"
+    );
+    let batch = world.finalize(2).await;
+    world.project(&batch[..1]).await;
+    assert_eq!(final_owners(&world).await, "1 finalized");
+    world.project(&batch[1..]).await;
+    assert_eq!(final_owners(&world).await, "1 finalized");
+}
+
+/// What was handed on before it was final: the one in the middle has it, for those who want to be sure.
+#[tokio::test]
+async fn finality_stops_in_the_middle_of_a_chain_of_transfers() {
+    let mut world = world().await;
+    let mut batch = world.block(&[Move::mint(0, 1, 1, 1)]).await;
+    batch.extend(world.block(&[Move::transfer(0, 1, 1, 2, 1)]).await);
+    batch.extend(world.block(&[Move::transfer(0, 1, 2, 3, 1)]).await);
+    world.project(&batch).await;
+    for (height, owner) in [(1, 1), (2, 2), (3, 3)] {
+        let batch = world.finalize(height).await;
+        world.project(&batch).await;
+        let rows = world
+            .conn
+            .query("read", "select account_id from projection.ownership_now where qty_finalized = 1", &[])
+            .await
+            .expect("reads");
+        let owners: Vec<uuid::Uuid> = rows.iter().map(|row| row.get(0)).collect();
+        assert_eq!(owners, [account(owner).0], "at {height}");
+    }
+    assert_eq!(world.number("select count(*) from projection.ownership_view").await, 1);
+}
+
 /// Somebody may hold units from before our start: that the ones we know of are gone does not burn the class.
 #[tokio::test]
 async fn a_class_of_unknown_past_is_not_burned_before_finality_either() {

@@ -125,6 +125,7 @@ async fn an_event_that_a_rewind_opened_again_can_still_move() {
     world.finalized = 0;
     let payload = json!({"network_id": 1, "reason": "rewind", "height": 0, "assets": [asset(0, 1)]});
     world.project(&[envelope("ledger.ownership.changed", payload)]).await;
+    assert_eq!(world.number("select height from projection.finality_lines").await, 0, "the line goes back");
     let (mut batch, held) = world.reorg(0).await;
     batch.extend(world.block(&[]).await);
     batch.extend(world.include(&held).await);

@@ -122,14 +122,16 @@ impl Process {
         Ok(())
     }
     /// Waits until it ended itself at its place.
-    async fn dies(mut self, place: &str) -> anyhow::Result<()> {
+    async fn dies(mut self, rig: &Rig, place: &str) -> anyhow::Result<()> {
         let started = Instant::now();
         loop {
             if let Some(status) = self.0.try_wait()? {
                 ensure!(status.signal() == Some(6), "{place}: it ended with {status}");
                 return Ok(());
             }
-            ensure!(started.elapsed() < PATIENCE, "nobody came by {place}");
+            if started.elapsed() > PATIENCE {
+                bail!("nobody came by {place}\n{}", who_holds_what(rig).await?);
+            }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -234,7 +236,7 @@ async fn everything_dies_everywhere(engine: Engine) -> anyhow::Result<()> {
                 // Only the first claim of a process is sure to happen.
                 let pass = if place == "relay.claimed" { 1 } else { pass };
                 relay.kill()?;
-                world.start("relay", Some((place, pass)), false)?.dies(place).await?;
+                world.start("relay", Some((place, pass)), false)?.dies(&rig, place).await?;
                 relay = world.start("relay", None, false)?;
             }
             Event::Crash(place @ "dispatch.give.before_release") => {
@@ -245,7 +247,7 @@ async fn everything_dies_everywhere(engine: Engine) -> anyhow::Result<()> {
                 let armed = world.start("consumer", Some((place, 1)), false)?;
                 wait_for("it to hold all partitions", async || Ok(held(&rig).await? == PARTS)).await?;
                 consumer = world.start("consumer", None, false)?; // It wants its share.
-                armed.dies(place).await?;
+                armed.dies(&rig, place).await?;
             }
             Event::Crash(place)
                 if place.starts_with("dispatch.failure") || place.starts_with("dispatch.park") =>
@@ -253,12 +255,12 @@ async fn everything_dies_everywhere(engine: Engine) -> anyhow::Result<()> {
                 // Alone, so that it has every key: those of a share may all be parked from before, and what is
                 // parked is not tried.
                 consumer.kill()?;
-                world.start("consumer", Some((place, 1)), true)?.dies(place).await?;
+                world.start("consumer", Some((place, 1)), true)?.dies(&rig, place).await?;
                 consumer = world.start("consumer", None, false)?;
             }
             Event::Crash(place) => {
                 let pass = if place == "dispatch.claimed" { 1 } else { pass };
-                world.start("consumer", Some((place, pass)), false)?.dies(place).await?;
+                world.start("consumer", Some((place, pass)), false)?.dies(&rig, place).await?;
             }
             Event::KillRelay => {
                 relay.kill()?;
@@ -315,6 +317,25 @@ async fn held(rig: &Rig) -> anyhow::Result<i64> {
     let sql = "select count(*) from system.consumer_positions p
                where owner is not null and system.is_present(session_key)";
     rig.count(sql).await
+}
+
+/// Leases, whether their owners are there, and what the server is doing: why somebody waits.
+async fn who_holds_what(rig: &Rig) -> anyhow::Result<String> {
+    let conn = rig.db.conn().await?;
+    let sql = "select 'relay ' || to_jsonb(r)::text || ' present ' || coalesce(system.is_present(r.session_key)::text, 'unknown')
+                 from system.relay_cursor r
+               union all
+               select 'position ' || (to_jsonb(p) - 'cursor')::text || ' present '
+                      || coalesce(system.is_present(p.session_key)::text, 'unknown')
+                 from system.consumer_positions p
+               union all
+               select 'partition ' || to_jsonb(b)::text from system.bus_partitions b
+               union all
+               select concat_ws(' ', 'session', a.pid, a.state, a.wait_event_type, a.wait_event, a.query_start,
+                                left(regexp_replace(a.query, '\\s+', ' ', 'g'), 100))
+                 from pg_stat_activity a where a.backend_type = 'client backend'";
+    let rows = conn.query("say who holds what", sql, &[]).await?;
+    Ok(rows.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>().join("\n"))
 }
 
 #[expect(clippy::print_stderr, reason = "a failing run must say its seed")]

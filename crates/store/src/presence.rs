@@ -31,6 +31,9 @@ const TAKE: &str = "
     from (select hashtextextended($1 || current_database(), 0) as key) as k";
 const STILL: &str = "select system.is_present($1)";
 
+/// How often the lock is asked for before a lease goes without it, and the first pause between.
+const TRIES: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(100);
 /// The lock's connection is looked at this often.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
@@ -55,16 +58,21 @@ impl Presence {
             }
             *held = None;
         }
-        match self.take().await {
-            Ok(lock) => {
-                *held = lock;
-                held.as_ref().map(|lock| lock.key)
-            }
-            Err(error) => {
-                tracing::debug!(%error, owner = self.owner, action = "take_presence", "Life is not shown; leases run out by time.");
-                None
+        // A lease that is claimed without it runs out by time only, so one failure (a server short of
+        // connections for a moment) is not taken for an answer.
+        for attempt in 1..=TRIES {
+            match self.take().await {
+                Ok(lock) => {
+                    *held = lock;
+                    break;
+                }
+                Err(error) if attempt == TRIES => {
+                    tracing::warn!(%error, owner = self.owner, action = "take_presence", "Life is not shown; leases run out by time.");
+                }
+                Err(_) => tokio::time::sleep(PAUSE * attempt).await,
             }
         }
+        held.as_ref().map(|lock| lock.key)
     }
 
     async fn take(&self) -> Result<Option<Held>, StoreError> {

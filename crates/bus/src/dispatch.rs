@@ -481,9 +481,10 @@ impl Crew {
     /// Looks at who works on what and takes or gives partitions.
     async fn look(&mut self) -> Result<(), StoreError> {
         let (kind, options) = (self.handler.kind(), &self.shared.options);
+        // The server is there before the sign of life is asked for: without one a lease runs out by time only.
+        let conn = self.shared.db.conn().await?;
         let present = self.shared.presence.key().await;
         let by = Claimant { owner: &options.owner, ttl: options.lease_ttl, present };
-        let conn = self.shared.db.conn().await?;
         if self.joined.is_none_or(|at| at.elapsed() >= options.lease_ttl / 3) {
             buslog::join_members(&conn, kind, by).await?;
             self.joined = Some(tokio::time::Instant::now());

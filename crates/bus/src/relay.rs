@@ -161,6 +161,12 @@ impl Relay {
             return Ok(None);
         };
         crash::point("relay.claimed");
+        // The server may have come back between the two: a lease without a sign of life runs out by time only.
+        if present.is_none()
+            && let Some(key) = self.presence.key().await
+        {
+            buslog::renew_relay(&conn, lease.epoch, ttl, Some(key)).await?;
+        }
         buslog::ensure_partitions(&conn).await?;
         let label = self.bus.begin().await?;
         *self.label.lock().expect("no panic while held") = label.clone();
@@ -366,9 +372,9 @@ impl Relay {
         let mut partitions_due = tokio::time::Instant::now() + PARTITIONS_EVERY;
         loop {
             tokio::time::sleep(self.options.lease_ttl / 3).await;
-            self.presence.key().await; // Taken again if its connection was lost.
+            let present = self.presence.key().await; // Taken again if its connection was lost.
             let conn = self.db.conn().await?;
-            buslog::renew_relay(&conn, lease.epoch, self.options.lease_ttl).await?;
+            buslog::renew_relay(&conn, lease.epoch, self.options.lease_ttl, present).await?;
             if tokio::time::Instant::now() >= partitions_due {
                 buslog::ensure_partitions(&conn).await?;
                 partitions_due += PARTITIONS_EVERY;

@@ -137,7 +137,8 @@ const RELEASE_RELAY: &str =
      where id = 1 and epoch = $1";
 const RENEW_RELAY: &str = "
     update system.relay_cursor
-    set lease_expires_at = now() + make_interval(secs => $2), updated_at = now()
+    set lease_expires_at = now() + make_interval(secs => $2), updated_at = now(),
+        session_key = coalesce($3, session_key)
     where id = 1 and epoch = $1";
 const LOCK_CURSOR: &str = "
     select snapshot, window_end, window_seq, floor_seq from system.relay_cursor
@@ -236,9 +237,14 @@ pub async fn release_relay(conn: &Conn, epoch: i64) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Keeps the lease; fails if somebody else has it.
-pub async fn renew_relay(conn: &Conn, epoch: i64, ttl: Duration) -> Result<(), StoreError> {
-    match conn.execute("renew the relay's lease", RENEW_RELAY, &[&epoch, &seconds(ttl)]).await? {
+/// Keeps the lease; fails if somebody else has it. `present` as for [`claim_relay`]; none leaves what is stored.
+pub async fn renew_relay(
+    conn: &Conn,
+    epoch: i64,
+    ttl: Duration,
+    present: Option<i64>,
+) -> Result<(), StoreError> {
+    match conn.execute("renew the relay's lease", RENEW_RELAY, &[&epoch, &seconds(ttl), &present]).await? {
         0 => Err(relay_fenced()),
         _ => Ok(()),
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tidemark_store::reads::NetworkRow;
-use tidemark_store::{Db, DbOptions, StoreError, reads};
+use tidemark_store::{Db, DbOptions, Plans, StoreError, reads};
 use tokio_util::sync::CancellationToken;
 
 use crate::guard::RateLimit;
@@ -62,7 +62,7 @@ pub fn db_options(connections_max: usize) -> DbOptions {
         connections_max,
         role: Some("tidemark_api".to_owned()),
         statement_timeout: Some(Duration::from_secs(5)),
-        plan_once: true,
+        plans: Plans::Once,
     }
 }
 

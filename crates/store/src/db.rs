@@ -131,9 +131,21 @@ pub struct DbOptions {
     pub role: Option<String>,
     /// Longest statement; none for long jobs.
     pub statement_timeout: Option<Duration>,
-    /// Plan each statement once per connection, whatever its parameters. For sessions whose every statement was
-    /// proven to be right so.
-    pub plan_once: bool,
+    /// When statements are planned.
+    pub plans: Plans,
+}
+
+/// When the statements of a session are planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Plans {
+    /// As the server decides: a few times for their parameters, then once for all.
+    #[default]
+    AsTheServerDecides,
+    /// Once per connection, whatever their parameters. For sessions whose every statement was proven to be right so.
+    Once,
+    /// For each call. For sessions that read tables partitioned by network: a plan that is kept names the partitions
+    /// of all networks, and locks them at every call.
+    ForEachCall,
 }
 
 impl Default for DbOptions {
@@ -143,7 +155,7 @@ impl Default for DbOptions {
             connections_max: 8,
             role: None,
             statement_timeout: Some(Duration::from_secs(60)),
-            plan_once: false,
+            plans: Plans::default(),
         }
     }
 }
@@ -185,6 +197,8 @@ impl Db {
         let pool = Pool::builder(manager)
             .max_size(options.connections_max.max(1))
             .runtime(deadpool_postgres::Runtime::Tokio1)
+            // The connection used last knows its plans and tables, and so does the processor.
+            .queue_mode(deadpool_postgres::QueueMode::Lifo)
             .wait_timeout(Some(POOL_WAIT))
             .create_timeout(Some(Duration::from_secs(10)))
             .build()
@@ -236,8 +250,10 @@ fn session_options(options: &DbOptions) -> String {
     let mut text = format!(
         "-c statement_timeout={timeout_ms} -c idle_in_transaction_session_timeout=120000 -c timezone=UTC -c jit=off"
     );
-    if options.plan_once {
-        text.push_str(" -c plan_cache_mode=force_generic_plan");
+    match options.plans {
+        Plans::AsTheServerDecides => {}
+        Plans::Once => text.push_str(" -c plan_cache_mode=force_generic_plan"),
+        Plans::ForEachCall => text.push_str(" -c plan_cache_mode=force_custom_plan"),
     }
     if let Some(role) = &options.role {
         text.push_str(" -c role=");
@@ -415,6 +431,15 @@ impl Tx<'_> {
     pub async fn look_up_one_by_one(&self) -> Result<(), StoreError> {
         self.look_up_by_key().await?;
         self.batch("prefer keys one by one", ONE_BY_ONE).await
+    }
+    /// After [`Self::look_up_by_key`]: what follows reads a table partitioned by network, and is planned for the one
+    /// network its parameters name. A plan made once would lock the partitions of all. [`Self::plan_once`] ends it.
+    pub async fn plan_for_each_call(&self) -> Result<(), StoreError> {
+        self.batch("plan for each call", "set local plan_cache_mode = force_custom_plan").await
+    }
+    /// Ends [`Self::plan_for_each_call`].
+    pub async fn plan_once(&self) -> Result<(), StoreError> {
+        self.batch("plan once", "set local plan_cache_mode = force_generic_plan").await
     }
     /// Ends [`Self::look_up_by_key`] or [`Self::look_up_one_by_one`] for what else happens in the transaction.
     pub async fn look_up_as_usual(&self) -> Result<(), StoreError> {

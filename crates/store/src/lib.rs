@@ -34,4 +34,4 @@ pub mod raw;
 pub mod reads;
 pub mod status;
 
-pub use db::{Conn, Db, DbOptions, Session, StoreError, Tx, Verdict};
+pub use db::{Conn, Db, DbOptions, Plans, Session, StoreError, Tx, Verdict};

@@ -12,7 +12,8 @@ use tidemark_model::ids::{Height, HeightRange, NetworkId};
 
 use crate::db::{Conn, StoreError, Tx};
 
-/// Partitions made ahead of the one that is needed.
+/// Partitions made ahead of the one that is needed, once that one is half full: a thousand quiet networks that have
+/// read a few blocks each need no room for ten million more.
 const LOOKAHEAD: u64 = 2;
 
 /// A height-partitioned table.
@@ -175,7 +176,8 @@ impl Partitions {
         self.per_network.get(&network).copied().unwrap_or(self.sizes)
     }
 
-    /// Makes sure that the ingester's tables take rows of `range`, with [`LOOKAHEAD`] partitions more.
+    /// Makes sure that the ingester's tables take rows of `range`, with [`LOOKAHEAD`] partitions more from the middle
+    /// of one on.
     pub async fn ensure_raw(
         &self,
         conn: &mut Conn,
@@ -203,16 +205,27 @@ impl Partitions {
         network: NetworkId,
         range: HeightRange,
     ) -> Result<(), StoreError> {
-        for table in tables {
-            let size = self.sizes_of(network).of(*table);
-            let needed =
-                HeightRange::inclusive(range.from(), range.last().plus(LOOKAHEAD.saturating_mul(size)))
-                    .unwrap_or(range);
-            if self.known(*table, network).made.is_some_and(|made| holds(made, needed)) {
-                continue;
-            }
-            let made = make(conn, *table, network, needed, size).await?;
-            self.remember(*table, network, |known| known.made = Some(union(known.made, made)));
+        let missing: Vec<(Table, HeightRange, u64)> = tables
+            .iter()
+            .filter_map(|table| {
+                let size = self.sizes_of(network).of(*table);
+                let needed = with_lookahead(range, size);
+                let made = self.known(*table, network).made;
+                (!made.is_some_and(|made| holds(made, needed))).then_some((*table, needed, size))
+            })
+            .collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let tx = conn.tx().await?;
+        tx.query_one("lock the partitions", LOCK, &[&LOCK_KEY]).await?;
+        let mut made = Vec::with_capacity(missing.len());
+        for (table, needed, size) in missing {
+            made.push((table, make(&tx, table, network, needed, size).await?));
+        }
+        tx.commit().await?;
+        for (table, made) in made {
+            self.remember(table, network, |known| known.made = Some(union(known.made, made)));
         }
         Ok(())
     }
@@ -274,6 +287,13 @@ impl Partitions {
     }
 }
 
+/// `range`, with room for what comes next when it ends in the second half of a partition.
+fn with_lookahead(range: HeightRange, size: u64) -> HeightRange {
+    let last = range.last();
+    let ahead = if last.0 % size >= size / 2 { LOOKAHEAD.saturating_mul(size) } else { 0 };
+    HeightRange::inclusive(range.from(), last.plus(ahead)).unwrap_or(range)
+}
+
 fn holds(outer: HeightRange, inner: HeightRange) -> bool {
     outer.from() <= inner.from() && inner.to() <= outer.to()
 }
@@ -283,6 +303,13 @@ fn union(old: Option<HeightRange>, new: HeightRange) -> HeightRange {
     old.filter(|old| old.from() <= new.to() && new.from() <= old.to())
         .and_then(|old| HeightRange::new(old.from().min(new.from()), old.to().max(new.to())))
         .unwrap_or(new)
+}
+
+const COUNT: &str = "select count(*) from raw.partitions";
+
+/// How many partitions there are, of all tables and networks.
+pub async fn count(conn: &Conn) -> Result<i64, StoreError> {
+    Ok(conn.query_one("count partitions", COUNT, &[]).await?.get(0))
 }
 
 /// Builds a partition's secondary indexes and notes it. Doing it again changes nothing.
@@ -307,16 +334,14 @@ pub async fn index_partition(conn: &mut Conn, partition: &Partition) -> Result<(
     tx.commit().await
 }
 
-/// Makes what is missing of `range`; gives the heights that exist around it.
+/// Makes what is missing of `range`; gives the heights that exist around it. The caller holds the makers' lock.
 async fn make(
-    conn: &mut Conn,
+    tx: &Tx<'_>,
     table: Table,
     network: NetworkId,
     range: HeightRange,
     size: u64,
 ) -> Result<HeightRange, StoreError> {
-    let tx = conn.tx().await?;
-    tx.query_one("lock the partitions", LOCK, &[&LOCK_KEY]).await?;
     let last = range.last();
     let floor = Height(range.from().0 / size * size);
     let rows = tx
@@ -328,12 +353,11 @@ async fn make(
         .collect();
     let missing = missing_ranges(&there, range.from(), last, size);
     if !missing.is_empty() {
-        create_network_level(&tx, table, network).await?;
+        create_network_level(tx, table, network).await?;
     }
     for part in &missing {
-        create_leaf(&tx, table, network, *part).await?;
+        create_leaf(tx, table, network, *part).await?;
     }
-    tx.commit().await?;
     let from = there.iter().chain(&missing).map(|part| part.from()).min().unwrap_or(range.from());
     let to = there.iter().chain(&missing).map(|part| part.to()).max().unwrap_or(range.to());
     Ok(HeightRange::new(from, to).unwrap_or(range))
@@ -431,6 +455,14 @@ mod tests {
 
     fn range(from: u64, to: u64) -> HeightRange {
         HeightRange::new(Height(from), Height(to)).expect("not empty")
+    }
+
+    #[test]
+    fn two_more_are_made_from_the_middle_of_a_partition_on() {
+        assert_eq!(with_lookahead(range(0, 4), 10), range(0, 4));
+        assert_eq!(with_lookahead(range(0, 6), 10), range(0, 26));
+        assert_eq!(with_lookahead(range(12, 14), 10), range(12, 14));
+        assert_eq!(with_lookahead(range(0, 1), 1), range(0, 3));
     }
 
     #[track_caller]

@@ -279,7 +279,7 @@ async fn partitions_made_by_many_at_once_are_made_once() {
     assert_eq!(conn.query_one("count", overlaps, &[]).await.unwrap().get::<_, i64>(0), 0);
     let two_ahead = "select max(to_height) from raw.partitions where parent = 'raw.blocks'";
     let last: i64 = conn.query_one("count", two_ahead, &[]).await.unwrap().get(0);
-    assert_eq!(last, 100); // 21 + 39 + 15 = 75 ends in 70..80, and two more.
+    assert_eq!(last, 90); // 14 + 39 + 15 = 68 ends in the second half of 60..70, and two more.
 }
 
 #[tokio::test]

@@ -573,17 +573,16 @@ impl Place {
         let mut settings: Vec<String> = [
             "fsync=on",
             "synchronous_commit=on",
-            "wal_buffers=16MB",
+            "wal_buffers=64MB",
             // Nobody replicates this server: an index that is built is synced whole instead of logged as well.
             "wal_level=minimal",
             "max_wal_senders=0",
-            // Random keys of a long history touch most index pages between two checkpoints, and the first
-            // touch logs the page: fewer checkpoints, less log.
-            "max_wal_size=4GB",
             "min_wal_size=256MB",
             "checkpoint_timeout=15min",
             "checkpoint_completion_target=0.9",
             "max_connections=200",
+            // What a statement over all partitions of a thousand networks takes at once.
+            "max_locks_per_transaction=512",
             "work_mem=32MB",
             "maintenance_work_mem=128MB",
             "random_page_cost=1.1",
@@ -609,6 +608,7 @@ impl Place {
         if self.takes("default_toast_compression", "lz4") {
             settings.push("default_toast_compression=lz4".to_owned());
         }
+        settings.push(format!("max_wal_size={}MB", max_wal_mb(&self.data_dir)));
         settings.push(format!("shared_buffers={}MB", shared_buffers_mb()));
         settings.push(format!("unix_socket_directories={}", self.socket_dir.display()));
         settings.push(match self.port {
@@ -645,6 +645,14 @@ impl Place {
 
 fn describe(status: ExitStatus) -> String {
     format!("Postgres ended with {status}")
+}
+
+/// How much log may stand between two checkpoints. Random keys of a long history touch most index pages between two
+/// of them, and the first touch logs the whole page: fewer checkpoints, less log. A quarter of what is free on the
+/// disk, because as much again may be on its way while a checkpoint runs.
+fn max_wal_mb(data_dir: &Path) -> u64 {
+    let free_mb = rustix::fs::statvfs(data_dir).map_or(0, |disk| disk.f_bavail * disk.f_frsize / (1 << 20));
+    (free_mb / 4).clamp(1024, 12 * 1024)
 }
 
 /// A quarter of the memory, as much as is usual: keys are hashes, so every segment of history touches index pages

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tidemark_model::chain::ChainAdapter;
 use tidemark_store::status::{self, Process};
-use tidemark_store::{Db, DbOptions, StoreError, Verdict};
+use tidemark_store::{Db, DbOptions, Plans, StoreError, Verdict, partitions};
 use time::OffsetDateTime;
 
 use crate::config::Config;
@@ -84,8 +84,8 @@ impl Context {
             connections_max: config.database.connections_max,
             ..DbOptions::default()
         };
-        let raw = Db::open(&raw_url, &options)?;
-        let app = if raw_url == app_url { raw.clone() } else { Db::open(&app_url, &options)? };
+        let app = Db::open(&app_url, &options)?;
+        let raw = Db::open(&raw_url, &DbOptions { plans: Plans::ForEachCall, ..options })?;
         Ok(Self { config: Arc::new(config), raw, app, instance: instance(), metrics })
     }
 }
@@ -100,6 +100,10 @@ pub enum DbRole {
     /// Writes everything past raw.*. Makes no partitions either.
     Worker,
 }
+
+/// Partitions up to which a read is planned once: such a plan locks all of them at every call. With more of them
+/// (hundreds of networks) every call is planned for its own network.
+const PLANNED_ONCE_MAX: i64 = 500;
 
 impl DbRole {
     fn name(self) -> &'static str {
@@ -133,12 +137,18 @@ impl Context {
                 "This login cannot take the database role and keeps its own rights."
             );
         }
+        let partitions =
+            patiently("count partitions", || async { partitions::count(&db.conn().await?).await }).await?;
         let options = DbOptions {
             application_name: role.name().into(),
             connections_max,
             role: may.then(|| role.name().to_owned()),
             statement_timeout: role.statement_timeout(),
-            plan_once: matches!(role, DbRole::Api),
+            plans: match role {
+                DbRole::Api if partitions <= PLANNED_ONCE_MAX => Plans::Once,
+                DbRole::Api | DbRole::Ingest => Plans::ForEachCall,
+                DbRole::Worker => Plans::AsTheServerDecides,
+            },
         };
         Ok(Db::open(db.url(), &options)?)
     }

@@ -48,8 +48,9 @@ pub struct LedgerHandler {
     app: Db,
     reader: RawReader,
     emitter: Arc<Emitter>,
-    /// Blocks made ready by `prepare`, taken by `apply`; bounded by the dispatcher's batch.
-    ready: Mutex<HashMap<Uuid, Ready>>,
+    /// Blocks made ready by `prepare`, taken by `apply`: of each lane its newest batch, because lanes go on beside
+    /// each other. `None`: the block had left the chain.
+    ready: Mutex<HashMap<u16, HashMap<Uuid, Option<Ready>>>>,
 }
 
 impl LedgerHandler {
@@ -104,9 +105,12 @@ impl LedgerHandler {
         let event: BlockIngested = payload(delivered)?;
         let adapter = self.adapter(event.network_id)?;
         let network = adapter.network();
-        let ready = self.ready.lock().expect("no holder panics").remove(&delivered.event_id());
+        let ready = {
+            let mut lanes = self.ready.lock().expect("no holder panics");
+            lanes.get_mut(&delivered.part).and_then(|lane| lane.remove(&delivered.event_id()))
+        };
         let ready = match ready {
-            Some(ready) => Some(ready),
+            Some(ready) => ready,
             None => self.load(&event).await?,
         };
         // Its block was replaced before we came to it: the message of that reorg follows in this stream.
@@ -209,11 +213,11 @@ impl Handler for LedgerHandler {
         let mut all = HashMap::new();
         for delivered in batch.iter().filter(|one| one.envelope.event_type == "chain.block.ingested") {
             let event: BlockIngested = payload(delivered)?;
-            if let Some(ready) = self.load(&event).await? {
-                all.insert(delivered.event_id(), ready);
-            }
+            all.insert(delivered.event_id(), self.load(&event).await?);
         }
-        *self.ready.lock().expect("no holder panics") = all;
+        if let Some(first) = batch.first() {
+            self.ready.lock().expect("no holder panics").insert(first.part, all);
+        }
         Ok(())
     }
     async fn apply(&self, tx: &Tx<'_>, batch: &[Delivered]) -> Result<(), HandleError> {

@@ -37,7 +37,7 @@ pub struct HistoryOptions {
 impl Default for HistoryOptions {
     fn default() -> Self {
         Self {
-            segment_records: 32_000,
+            segment_records: 28_000,
             defer_indexes_above_blocks: 20_000,
             idle_wait: Duration::from_millis(200),
         }

@@ -69,12 +69,12 @@ pub async fn rebuild_keys(
         exact: exact.contains(asset),
     };
     let keys: Vec<CardKey> = assets.iter().map(key).collect();
-    let cards = live::rebuild_cards(tx, &keys).await?;
+    let cards = live::rebuild_cards(tx, network, &keys).await?;
     done.rows += cards.iter().map(|change| change.written).sum::<u64>();
 
     let stats = stats_changes(cards, &owners, &moves.by_collection);
-    done.rows += live::move_stats(tx, &stats).await?;
-    done.rows += live::move_accounts(tx, &account_changes(&moves, &holdings)).await?;
+    done.rows += live::move_stats(tx, network, &stats).await?;
+    done.rows += live::move_accounts(tx, network, &account_changes(&moves, &holdings)).await?;
 
     if let Some((height, hash)) = &touched.normalized {
         projection::move_watermark(tx, network, *height, hash.as_deref()).await?;
@@ -414,6 +414,7 @@ mod tests {
             from: Some("0xa".into()),
             to: Some("0xb".into()),
             turn,
+            has_position: turn > 0,
         }
     }
 

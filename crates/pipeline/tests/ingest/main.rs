@@ -5,6 +5,7 @@
 mod crash;
 mod fake;
 mod history;
+mod lanes;
 mod reorg;
 mod shards;
 mod tip;

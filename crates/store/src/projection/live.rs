@@ -4,6 +4,8 @@
 //!
 //! All functions expect [`super::lock_network`] to have been called in the transaction.
 
+use std::collections::HashSet;
+
 use tidemark_model::ids::{AccountId, AssetId, CollectionId, EventId, NetworkId};
 use time::OffsetDateTime;
 use tokio_postgres::Row;
@@ -69,6 +71,15 @@ pub struct TransferDetail {
     pub to: Option<String>,
     /// Live deliveries of this event so far.
     pub turn: i64,
+    /// Is it remembered where its row stands?
+    pub has_position: bool,
+}
+
+impl TransferDetail {
+    /// Was it never projected? Sure only of an event that is open.
+    fn is_new(&self) -> bool {
+        !self.has_position && !self.row.is_reverted && self.finality_status != "finalized"
+    }
 }
 
 fn detail(row: &Row) -> TransferDetail {
@@ -95,6 +106,7 @@ fn detail(row: &Row) -> TransferDetail {
         from: row.get(17),
         to: row.get(18),
         turn: row.get(19),
+        has_position: row.get(20),
     }
 }
 
@@ -104,7 +116,7 @@ macro_rules! with_detail {
             "select x.event_id, x.height, x.event_index, x.sub_index, x.kind::text, x.asset_id, x.collection_id,
                     x.from_account, x.to_account, x.qty::text, x.tx_hash, x.block_hash, x.event_time, x.is_reverted,
                     x.finality_status::text, x.token_id_raw, n.address_normalized, f.address_normalized,
-                    t.address_normalized, coalesce(p.turn, 0)
+                    t.address_normalized, coalesce(p.turn, 0), p.event_id is not null
                from (", $rows, ") x
                join catalog.collections c on c.id = x.collection_id
                join catalog.contracts n on n.id = c.contract_id
@@ -145,17 +157,25 @@ const STANDING_TRANSFERS: &str = with_detail!(
        join catalog.assets a on a.id = s.asset_id"
 );
 
-/// The rows that stand for these events now: where their position says, and where the truth puts them.
+/// The rows that stand for these events now: where their position says, and where the truth puts them. An event that is
+/// open has a position from the moment its row stands until it is final: without one there is nothing to look for.
 pub async fn standing_transfers(
     tx: &Tx<'_>,
     network: NetworkId,
     events: &[Uuid],
     truth: &[TransferDetail],
 ) -> Result<Vec<TransferDetail>, StoreError> {
-    let ids: Vec<Uuid> = truth.iter().map(|one| one.row.event_id.0).collect();
-    let heights: Vec<i64> = truth.iter().map(|one| one.row.height).collect();
-    let indexes: Vec<i32> = truth.iter().map(|one| one.row.event_index).collect();
-    let subs: Vec<i32> = truth.iter().map(|one| one.row.sub_index).collect();
+    let new: HashSet<Uuid> = truth.iter().filter(|one| one.is_new()).map(|one| one.row.event_id.0).collect();
+    let events: Vec<Uuid> = events.iter().copied().filter(|event| !new.contains(event)).collect();
+    if events.is_empty() {
+        return Ok(Vec::new());
+    }
+    let truth: Vec<&TransferRow> = truth.iter().filter(|one| !one.is_new()).map(|one| &one.row).collect();
+    let ids: Vec<Uuid> = truth.iter().map(|row| row.event_id.0).collect();
+    let heights: Vec<i64> = truth.iter().map(|row| row.height).collect();
+    let indexes: Vec<i32> = truth.iter().map(|row| row.event_index).collect();
+    let subs: Vec<i32> = truth.iter().map(|row| row.sub_index).collect();
+    tx.plan_for_each_call().await?;
     let rows = tx
         .query(
             "read projected transfers",
@@ -163,6 +183,7 @@ pub async fn standing_transfers(
             &[&network.0, &events, &ids, &heights, &indexes, &subs],
         )
         .await?;
+    tx.plan_once().await?;
     Ok(rows.iter().map(detail).collect())
 }
 
@@ -185,7 +206,12 @@ pub async fn remove_transfers(
     let indexes: Vec<i32> = rows.iter().map(|row| row.event_index).collect();
     let subs: Vec<i32> = rows.iter().map(|row| row.sub_index).collect();
     let ids: Vec<Uuid> = rows.iter().map(|row| row.event_id.0).collect();
-    tx.execute("remove transfers", REMOVE_TRANSFERS, &[&network.0, &heights, &indexes, &subs, &ids]).await
+    tx.plan_for_each_call().await?;
+    let removed = tx
+        .execute("remove transfers", REMOVE_TRANSFERS, &[&network.0, &heights, &indexes, &subs, &ids])
+        .await?;
+    tx.plan_once().await?;
+    Ok(removed)
 }
 
 const PUT_TRANSFERS: &str = "
@@ -501,7 +527,11 @@ pub struct CardChange {
     pub lowered: bool,
 }
 
-const REBUILD_CARDS: &str = concat!(
+// `newest`: where the newest height must be looked up, and nothing where it need not: the statement is planned once
+// then, and knows nothing of partitions.
+macro_rules! rebuild_cards {
+    ($newest:expr) => {
+        concat!(
     "with truth as materialized (",
     card_truth!(
         "select asset_id, seen, exact from unnest($1::uuid[], $2::bigint[], $3::boolean[]) i(asset_id, seen, exact)",
@@ -512,7 +542,7 @@ const REBUILD_CARDS: &str = concat!(
         select t.*, o.supply as old_supply, o.is_stub as old_stub,
                o.last_height as old_height,
                case when t.exact then ",
-    last_height_truth!("t.network_id", "t.asset_id"),
+    $newest,
     "           else greatest(o.last_height, t.seen, 0) end as last_height,
                o.ctid as at,
                (o.network_id, o.collection_id, o.token_id, o.standard, o.is_stub, o.is_burned, o.supply, o.history,
@@ -545,7 +575,11 @@ const REBUILD_CARDS: &str = concat!(
             max(n.last_height), bool_or(n.last_height < coalesce(n.old_height, 0))
        from new n
       group by n.collection_id order by n.collection_id"
-);
+)
+    };
+}
+const REBUILD_CARDS: &str = rebuild_cards!("null::bigint");
+const REBUILD_CARDS_EXACTLY: &str = rebuild_cards!(last_height_truth!("$4::int", "t.asset_id"));
 
 /// A card to recompute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -559,14 +593,26 @@ pub struct CardKey {
 }
 
 /// Recomputes the cards of `assets`, each named once.
-pub async fn rebuild_cards(tx: &Tx<'_>, assets: &[CardKey]) -> Result<Vec<CardChange>, StoreError> {
+pub async fn rebuild_cards(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    assets: &[CardKey],
+) -> Result<Vec<CardChange>, StoreError> {
     if assets.is_empty() {
         return Ok(Vec::new());
     }
     let ids: Vec<Uuid> = assets.iter().map(|key| key.asset).collect();
     let seen: Vec<Option<i64>> = assets.iter().map(|key| key.seen).collect();
     let exact: Vec<bool> = assets.iter().map(|key| key.exact).collect();
-    let rows = tx.query("recompute asset cards", REBUILD_CARDS, &[&ids, &seen, &exact]).await?;
+    let rows = if exact.contains(&true) {
+        tx.plan_for_each_call().await?;
+        let params: [crate::db::Param<'_>; 4] = [&ids, &seen, &exact, &network.0];
+        let rows = tx.query("recompute asset cards exactly", REBUILD_CARDS_EXACTLY, &params).await?;
+        tx.plan_once().await?;
+        rows
+    } else {
+        tx.query("recompute asset cards", REBUILD_CARDS, &[&ids, &seen, &exact]).await?
+    };
     let change = |row: &Row| CardChange {
         collection_id: row.get(0),
         written: count(row.get(1)),
@@ -590,8 +636,10 @@ pub struct StatsChange {
     pub transfers: i64,
 }
 
-// `any(array[…])`: see last_height_truth.
-const MOVE_STATS: &str = "
+macro_rules! move_stats {
+    ($newest:expr) => {
+        concat!(
+            "
     insert into projection.collection_stats as s
            (collection_id, network_id, address, standard, slug, name, verified, is_stub, reliability,
             unreliable_reason, owners_count, asset_count, total_supply, stub_count, transfer_count, last_height,
@@ -602,9 +650,9 @@ const MOVE_STATS: &str = "
            coalesce(o.total_supply, 0) + d.supply::numeric, coalesce(o.stub_count, 0) + d.stubs,
            coalesce(o.transfer_count, 0) + d.transfers,
            case when d.lowered
-                then coalesce((select max(m.height) from projection.transfers m
-                                where m.network_id = any(array[c.network_id]) and m.collection_id = c.id
-                                  and not m.is_reverted), 0)
+                then ",
+            $newest,
+            "
                 else greatest(o.last_height, d.height) end,
            now()
       from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[],
@@ -626,31 +674,44 @@ const MOVE_STATS: &str = "
            (excluded.address, excluded.standard, excluded.slug, excluded.name, excluded.verified,
             excluded.is_stub, excluded.reliability, excluded.unreliable_reason, excluded.owners_count,
             excluded.asset_count, excluded.total_supply, excluded.stub_count, excluded.transfer_count,
-            excluded.last_height)";
+            excluded.last_height)"
+        )
+    };
+}
+const MOVE_STATS: &str = move_stats!("null::bigint");
+// `any(array[…])`: see last_height_truth.
+const MOVE_STATS_EXACTLY: &str = move_stats!(
+    "coalesce((select max(m.height) from projection.transfers m
+                where m.network_id = any(array[$9::int]) and m.collection_id = c.id and not m.is_reverted), 0)"
+);
 
 /// Moves collection_stats by these changes and refreshes what the catalog says of the collections.
-pub async fn move_stats(tx: &Tx<'_>, changes: &[StatsChange]) -> Result<u64, StoreError> {
+pub async fn move_stats(tx: &Tx<'_>, network: NetworkId, changes: &[StatsChange]) -> Result<u64, StoreError> {
     if changes.is_empty() {
         return Ok(0);
     }
     fn column<'a, T>(changes: &'a [StatsChange], of: impl Fn(&'a StatsChange) -> T) -> Vec<T> {
         changes.iter().map(of).collect()
     }
-    tx.execute(
-        "move collection stats",
-        MOVE_STATS,
-        &[
-            &column(changes, |change| change.cards.collection_id),
-            &column(changes, |change| change.owners),
-            &column(changes, |change| change.cards.assets),
-            &column(changes, |change| change.cards.supply.as_str()),
-            &column(changes, |change| change.cards.stubs),
-            &column(changes, |change| change.transfers),
-            &column(changes, |change| change.cards.height),
-            &column(changes, |change| change.cards.lowered),
-        ],
-    )
-    .await
+    let lowered = column(changes, |change| change.cards.lowered);
+    let params: [crate::db::Param<'_>; 9] = [
+        &column(changes, |change| change.cards.collection_id),
+        &column(changes, |change| change.owners),
+        &column(changes, |change| change.cards.assets),
+        &column(changes, |change| change.cards.supply.as_str()),
+        &column(changes, |change| change.cards.stubs),
+        &column(changes, |change| change.transfers),
+        &column(changes, |change| change.cards.height),
+        &lowered,
+        &network.0,
+    ];
+    if !lowered.contains(&true) {
+        return tx.execute("move collection stats", MOVE_STATS, &params[..8]).await;
+    }
+    tx.plan_for_each_call().await?;
+    let moved = tx.execute("move collection stats exactly", MOVE_STATS_EXACTLY, &params).await?;
+    tx.plan_once().await?;
+    Ok(moved)
 }
 
 /// How the summary of an account moves.
@@ -668,22 +729,19 @@ pub struct AccountChange {
     pub exact: bool,
 }
 
-// `any(array[…])`: see last_height_truth.
-const MOVE_ACCOUNTS: &str = "
+macro_rules! move_accounts {
+    ($newest:expr) => {
+        concat!(
+            "
     with new as materialized (
         select a.id as account_id, a.network_id, a.address_normalized, a.first_seen_at, s.ctid as at,
                coalesce(s.asset_count, 0) + d.assets as asset_count,
                coalesce(s.transfer_count, 0) + d.transfers as transfer_count,
                greatest(a.first_seen_at,
                         case when d.exact
-                             then greatest((select f.event_time from projection.transfers f
-                                             where f.network_id = any(array[a.network_id]) and f.from_account = a.id
-                                               and not f.is_reverted
-                                             order by f.height desc limit 1),
-                                           (select t.event_time from projection.transfers t
-                                             where t.network_id = any(array[a.network_id]) and t.to_account = a.id
-                                               and not t.is_reverted
-                                             order by t.height desc limit 1))
+                             then ",
+            $newest,
+            "
                              else greatest(s.last_seen_at, d.seen_at) end) as last_seen_at
           from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::timestamptz[], $5::boolean[])
                as d(account_id, assets, transfers, seen_at, exact)
@@ -711,10 +769,27 @@ const MOVE_ACCOUNTS: &str = "
           from new where at is null and (asset_count <> 0 or transfer_count <> 0)
          order by account_id
         returning 1)
-     select (select count(*) from gone) + (select count(*) from moved) + (select count(*) from made)";
+     select (select count(*) from gone) + (select count(*) from moved) + (select count(*) from made)"
+        )
+    };
+}
+const MOVE_ACCOUNTS: &str = move_accounts!("null::timestamptz");
+// `any(array[…])`: see last_height_truth.
+const MOVE_ACCOUNTS_EXACTLY: &str = move_accounts!(
+    "greatest((select f.event_time from projection.transfers f
+                where f.network_id = any(array[$6::int]) and f.from_account = a.id and not f.is_reverted
+                order by f.height desc limit 1),
+              (select t.event_time from projection.transfers t
+                where t.network_id = any(array[$6::int]) and t.to_account = a.id and not t.is_reverted
+                order by t.height desc limit 1))"
+);
 
 /// Moves account_summaries by these changes. An account without assets and transfers has no row.
-pub async fn move_accounts(tx: &Tx<'_>, changes: &[AccountChange]) -> Result<u64, StoreError> {
+pub async fn move_accounts(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    changes: &[AccountChange],
+) -> Result<u64, StoreError> {
     if changes.is_empty() {
         return Ok(0);
     }
@@ -723,11 +798,24 @@ pub async fn move_accounts(tx: &Tx<'_>, changes: &[AccountChange]) -> Result<u64
     let transfers: Vec<i64> = changes.iter().map(|change| change.transfers).collect();
     let seen: Vec<Option<OffsetDateTime>> = changes.iter().map(|change| change.seen_at).collect();
     let exact: Vec<bool> = changes.iter().map(|change| change.exact).collect();
-    let row = tx
-        .query_one("move account summaries", MOVE_ACCOUNTS, &[&ids, &assets, &transfers, &seen, &exact])
-        .await?;
+    let params: [crate::db::Param<'_>; 6] = [&ids, &assets, &transfers, &seen, &exact, &network.0];
+    if !exact.contains(&true) {
+        let row = tx.query_one("move account summaries", MOVE_ACCOUNTS, &params[..5]).await?;
+        return Ok(count(row.get(0)));
+    }
+    tx.plan_for_each_call().await?;
+    let row = tx.query_one("move account summaries exactly", MOVE_ACCOUNTS_EXACTLY, &params).await?;
+    tx.plan_once().await?;
     Ok(count(row.get(0)))
 }
+
+/// Statements that look a newest transfer up, for the test that looks at their plans.
+#[doc(hidden)]
+pub const EXACT_STATEMENTS: [(&str, &str); 3] = [
+    ("recompute asset cards exactly", REBUILD_CARDS_EXACTLY),
+    ("move collection stats exactly", MOVE_STATS_EXACTLY),
+    ("move account summaries exactly", MOVE_ACCOUNTS_EXACTLY),
+];
 
 fn count(value: i64) -> u64 {
     u64::try_from(value).expect("count(*) is not negative")

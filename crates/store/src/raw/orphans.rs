@@ -23,7 +23,7 @@ const KEEP: &str = "
                                 'emitter', encode(e.emitter, 'hex'), 'topics', encode(e.topics, 'hex'),
                                 'data', encode(e.data, 'hex'), 'payload', e.payload, 'ref', e.payload_ref)
                             order by e.event_index)
-                       from raw.events e where e.network_id = b.network_id and e.block_height = b.height),
+                       from raw.events e where e.network_id = $1 and e.block_height = b.height),
                     '[]'::jsonb)
       from raw.blocks b
      where b.network_id = $1 and b.height >= $2 and b.height < $3

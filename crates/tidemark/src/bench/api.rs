@@ -162,10 +162,14 @@ struct Latency {
     max_ms: f64,
     requests: usize,
     errors: u64,
+    /// How late the machine woke the sender of requests at worst. What a request waits for that is nobody's fault.
+    sent_late_max_ms: f64,
+    /// Share of the two cores that others on the same host took, as the kernel counts it.
+    stolen_percent: f64,
 }
 
 impl Latency {
-    fn of(mut times: Vec<Duration>, errors: u64) -> Self {
+    fn of(mut times: Vec<Duration>, errors: u64, late_max: Duration, stolen_percent: f64) -> Self {
         times.sort_unstable();
         let at = |per_mille: usize| {
             let index = (times.len() * per_mille / 1000).min(times.len().saturating_sub(1));
@@ -178,8 +182,18 @@ impl Latency {
             max_ms: at(1000),
             requests: times.len(),
             errors,
+            sent_late_max_ms: late_max.as_secs_f64() * 1000.0,
+            stolen_percent,
         }
     }
+}
+
+/// The kernel's count of time: all of it, and what was stolen. Zero where it does not say.
+fn processor_time() -> (u64, u64) {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let first = text.lines().next().unwrap_or_default();
+    let counts: Vec<u64> = first.split_whitespace().skip(1).take(8).flat_map(str::parse).collect();
+    (counts.iter().sum(), counts.get(7).copied().unwrap_or(0))
 }
 
 async fn measure_all(
@@ -214,7 +228,7 @@ async fn measure_all(
     let url = url.to_owned();
     let asking = move |n: usize| ask(http.clone(), url.clone(), Arc::clone(&mixed), n);
     let api = open_loop(args.rps, args.requests() * 2, asking).await;
-    let bare = rows.first().map_or_else(|| Latency::of(Vec::new(), 0), |row| row.bare.clone());
+    let bare = rows.first().context("there are routes")?.bare.clone();
     rows.push(Row { name: "all routes mixed".into(), api, bare });
     Ok(rows)
 }
@@ -262,9 +276,12 @@ where
     let begin = Instant::now() + Duration::from_millis(20);
     let gap = Duration::from_secs(1) / rps;
     let mut flying = JoinSet::new();
+    let mut late_max = Duration::ZERO;
+    let (time_before, stolen_before) = processor_time();
     for n in 0..count {
         let due = begin + gap * u32::try_from(n).unwrap_or(u32::MAX);
         tokio::time::sleep_until(due).await;
+        late_max = late_max.max(due.elapsed());
         let asked = ask(n);
         flying.spawn(async move { (asked.await, due.elapsed()) });
     }
@@ -276,7 +293,9 @@ where
             Ok((false, _)) | Err(_) => errors += 1,
         }
     }
-    Latency::of(times, errors)
+    let (time, stolen) = processor_time();
+    let stolen_percent = float(stolen - stolen_before) / float((time - time_before).max(1)) * 100.0;
+    Latency::of(times, errors, late_max, stolen_percent)
 }
 
 fn report(rows: &[Row]) {
@@ -284,12 +303,14 @@ fn report(rows: &[Row]) {
         .iter()
         .map(|row| {
             let times = format!(
-                "p50 {:>6.2}  p95 {:>6.2}  p99 {:>7.2} ms   bare p50 {:>5.2}  p99 {:>6.2} ms{}",
+                "p50 {:>6.2}  p95 {:>6.2}  p99 {:>7.2} ms   bare p50 {:>5.2}  p99 {:>6.2} ms   late {:>4.0} ms  stolen {:>2.0} %{}",
                 row.api.p50_ms,
                 row.api.p95_ms,
                 row.api.p99_ms,
                 row.bare.p50_ms,
                 row.bare.p99_ms,
+                row.api.sent_late_max_ms,
+                row.api.stolen_percent,
                 if row.api.errors > 0 { format!("  {} FAILED", row.api.errors) } else { String::new() },
             );
             (row.name.clone(), times)

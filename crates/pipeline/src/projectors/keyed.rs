@@ -47,8 +47,8 @@ pub async fn rebuild_keys(
 
     let whole: Vec<Uuid> = touched.whole_assets.iter().map(|asset| asset.0).collect();
     let keys = OwnershipKeys {
-        events: events.clone(),
-        pairs: moves.pairs.iter().copied().collect(),
+        events: events.iter().copied().filter(|event| !moves.events.contains(event)).collect(),
+        pairs: moves.pairs.clone(),
         open_assets: touched.assets.iter().map(|asset| asset.0).collect(),
         final_assets: touched.final_assets.iter().map(|asset| asset.0).collect(),
         final_height: touched.finalized.map_or(-1, |(height, _)| height),
@@ -153,7 +153,9 @@ async fn project_transfers(
         .map(|&(one, turn)| Told { one, turn, status: &one.finality_status })
         .collect();
     done.drafts.extend(drafts(network, &subject("transfer", "projected"), &projected));
-    Ok(Moves::of(&decided))
+    let mut moves = Moves::of(&decided);
+    moves.remember_sides(&truth);
+    Ok(moves)
 }
 
 /// What becomes of the rows of some events.
@@ -230,8 +232,11 @@ struct Moves {
     seen: BTreeMap<Uuid, i64>,
     /// Their newest transfer may be older than it was.
     exact_assets: BTreeSet<Uuid>,
-    /// Sides of rows that were replaced; the ledger may name others now.
-    pairs: BTreeSet<(Uuid, Uuid)>,
+    /// Asset and account of every side, of transfers as they are now and of rows that were replaced, with the
+    /// asset's collection.
+    pairs: BTreeMap<(Uuid, Uuid), Uuid>,
+    /// Events whose sides are all in there.
+    events: BTreeSet<Uuid>,
 }
 
 #[derive(Debug, Default)]
@@ -248,7 +253,7 @@ impl Moves {
             moves.assets.insert(row.asset_id.0);
             moves.exact_assets.insert(row.asset_id.0);
             for account in sides(row) {
-                moves.pairs.insert((row.asset_id.0, account));
+                moves.pairs.insert((row.asset_id.0, account), row.collection_id.0);
                 moves.by_account.entry(account).or_default().exact = true;
             }
             if !row.is_reverted {
@@ -269,6 +274,14 @@ impl Moves {
             }
         }
         moves
+    }
+    fn remember_sides(&mut self, truth: &[TransferDetail]) {
+        for TransferDetail { row, .. } in truth {
+            self.events.insert(row.event_id.0);
+            for account in sides(row) {
+                self.pairs.insert((row.asset_id.0, account), row.collection_id.0);
+            }
+        }
     }
     fn count(&mut self, row: &TransferRow, by: i64) {
         *self.by_collection.entry(row.collection_id.0).or_default() += by;

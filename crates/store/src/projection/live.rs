@@ -4,7 +4,7 @@
 //!
 //! All functions expect [`super::lock_network`] to have been called in the transaction.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use tidemark_model::ids::{AccountId, AssetId, CollectionId, EventId, NetworkId};
 use time::OffsetDateTime;
@@ -157,6 +157,9 @@ const STANDING_TRANSFERS: &str = with_detail!(
        join catalog.assets a on a.id = s.asset_id"
 );
 
+const HAS_POSITION: &str = "
+    select exists (select from projection.transfer_positions where event_id = any($1::uuid[]))";
+
 /// The rows that stand for these events now: where their position says, and where the truth puts them. An event that is
 /// open has a position from the moment its row stands until it is final: without one there is nothing to look for.
 pub async fn standing_transfers(
@@ -167,7 +170,11 @@ pub async fn standing_transfers(
 ) -> Result<Vec<TransferDetail>, StoreError> {
     let new: HashSet<Uuid> = truth.iter().filter(|one| one.is_new()).map(|one| one.row.event_id.0).collect();
     let events: Vec<Uuid> = events.iter().copied().filter(|event| !new.contains(event)).collect();
-    if events.is_empty() {
+    let may_stand = new.len() < truth.len();
+    if events.is_empty()
+        || (!may_stand
+            && !tx.query_one("look for positions", HAS_POSITION, &[&events]).await?.get::<_, bool>(0))
+    {
         return Ok(Vec::new());
     }
     let truth: Vec<&TransferRow> = truth.iter().filter(|one| !one.is_new()).map(|one| &one.row).collect();
@@ -332,8 +339,8 @@ pub async fn reopen_positions(tx: &Tx<'_>, network: NetworkId) -> Result<u64, St
 pub struct OwnershipKeys {
     /// Rows of both sides of these events.
     pub events: Vec<Uuid>,
-    /// These rows: (asset, account).
-    pub pairs: Vec<(Uuid, Uuid)>,
+    /// These rows: (asset, account), and the asset's collection.
+    pub pairs: BTreeMap<(Uuid, Uuid), Uuid>,
     /// Rows of these assets that depend on something above finality.
     pub open_assets: Vec<Uuid>,
     /// Assets some of whose events became final, together with the line (`final_height`): what they leave empty
@@ -364,36 +371,38 @@ pub struct HoldingChange {
 // change: the network's projections are locked.
 const REBUILD_OWNERSHIP: &str = concat!(
     "with keys as materialized (
-        select distinct i.asset_id, i.account_id
-          from (select d.asset_id, s.account_id
+        select distinct on (i.asset_id, i.account_id) i.asset_id, i.account_id, i.collection_id
+          from (select asset_id, account_id, collection_id
+                  from unnest($2::uuid[], $3::uuid[], $9::uuid[]) as p(asset_id, account_id, collection_id)
+                union all
+                select d.asset_id, s.account_id, null
                   from ledger.normalized_event_deltas d
                  cross join lateral (values (d.from_account_id), (d.to_account_id)) s(account_id)
                  where d.normalized_event_id = any($1::uuid[]) and s.account_id is not null
                 union all
-                select asset_id, account_id from unnest($2::uuid[], $3::uuid[]) as p(asset_id, account_id)
-                union all
-                select asset_id, account_id from projection.ownership_view
+                select asset_id, account_id, collection_id from projection.ownership_view
                  where asset_id = any($4::uuid[])
                    and open_height > coalesce((select l.height from projection.finality_lines l
                                                 where l.network_id = $7), -1)
                 union all
-                select asset_id, account_id from ledger.unfinalized_deltas where asset_id = any($4)
+                select asset_id, account_id, null from ledger.unfinalized_deltas where asset_id = any($4)
                 union all
-                select asset_id, account_id from projection.ownership_view
+                select asset_id, account_id, collection_id from projection.ownership_view
                  where asset_id = any($6::uuid[]) and qty = 0 and open_height <= $8
                 union all
-                select d.asset_id, d.account_id from ledger.unfinalized_deltas d
+                select d.asset_id, d.account_id, null from ledger.unfinalized_deltas d
                  where d.asset_id = any($6)
                    and coalesce((select v.qty_finalized from projection.ownership_view v
                                   where v.asset_id = d.asset_id and v.account_id = d.account_id), 0)
                     <> coalesce((select c.qty from ledger.ownership_current c
                                   where c.asset_id = d.asset_id and c.account_id = d.account_id), 0)
                 union all
-                select asset_id, account_id from projection.ownership_view where asset_id = any($5::uuid[])
+                select asset_id, account_id, null from projection.ownership_view where asset_id = any($5::uuid[])
                 union all
-                select asset_id, account_id from ledger.ownership_current where asset_id = any($5)
+                select asset_id, account_id, null from ledger.ownership_current where asset_id = any($5)
                 union all
-                select asset_id, account_id from ledger.unfinalized_deltas where asset_id = any($5)) i),
+                select asset_id, account_id, null from ledger.unfinalized_deltas where asset_id = any($5)) i
+         order by i.asset_id, i.account_id, i.collection_id),
      compared as materialized (
         select k.asset_id, k.account_id, t.network_id, t.collection_id, t.qty, t.qty_finalized, t.finality_status,
                t.open_height, v.ctid as at, v.collection_id as old_collection_id, v.qty as old_qty,
@@ -402,7 +411,12 @@ const REBUILD_OWNERSHIP: &str = concat!(
                (t.network_id, t.collection_id, t.qty, t.qty_finalized, t.finality_status, t.open_height) as differs
           from keys k
           left join lateral (",
-    ownership_truth!("select k.asset_id, k.account_id"),
+    ownership_truth!(
+        "select k.asset_id, k.account_id, k.collection_id",
+        "$7::int",
+        "coalesce(k.collection_id, (select a.collection_id from catalog.assets a where a.id = k.asset_id))",
+        ""
+    ),
     ") t on true
           left join projection.ownership_view v on v.asset_id = k.asset_id and v.account_id = k.account_id),
      gone as (
@@ -444,7 +458,8 @@ pub async fn rebuild_ownership(
     network: NetworkId,
     keys: &OwnershipKeys,
 ) -> Result<(u64, Vec<HoldingChange>), StoreError> {
-    let (assets, accounts): (Vec<Uuid>, Vec<Uuid>) = keys.pairs.iter().copied().unzip();
+    let (assets, accounts): (Vec<Uuid>, Vec<Uuid>) = keys.pairs.keys().copied().unzip();
+    let collections: Vec<Uuid> = keys.pairs.values().copied().collect();
     let rows = tx
         .query(
             "recompute ownership",
@@ -458,6 +473,7 @@ pub async fn rebuild_ownership(
                 &keys.final_assets,
                 &network.0,
                 &keys.final_height,
+                &collections,
             ],
         )
         .await?;

@@ -22,21 +22,30 @@ macro_rules! is_open {
 }
 pub(crate) use is_open;
 
-/// ownership_view. `keys`: (asset_id, account_id). qty = finalized balance plus unfinalized legs; pending while
+/// ownership_view. `keys`: (asset_id, account_id); network and collection come from the catalog, unless the caller
+/// says from where. qty = finalized balance plus unfinalized legs; pending while
 /// there are such legs, with the newest one's height, which readers hold against the head; no row when both
 /// quantities are zero.
 macro_rules! ownership_truth {
     ($keys:expr) => {
+        $crate::projection::truth::ownership_truth!(
+            $keys,
+            "a.network_id",
+            "a.collection_id",
+            "join catalog.assets a on a.id = k.asset_id"
+        )
+    };
+    ($keys:expr, $network:expr, $collection:expr, $join:expr) => {
         concat!(
             "select x.asset_id, x.account_id, x.network_id, x.collection_id, x.qty, x.qty_finalized, x.finality_status,
                     x.open_height
-               from (select k.asset_id, k.account_id, a.network_id, a.collection_id,
+               from (select k.asset_id, k.account_id, ", $network, " as network_id, ", $collection, " as collection_id,
                             coalesce(c.qty, 0) + coalesce(u.net, 0) as qty,
                             coalesce(c.qty, 0) as qty_finalized,
                             case when u.open_height is null then 'finalized'
                                  else 'pending' end::ledger.event_finality_status as finality_status, u.open_height
                        from (", $keys, ") k
-                       join catalog.assets a on a.id = k.asset_id
+                       ", $join, "
                        left join ledger.ownership_current c
                               on c.asset_id = k.asset_id and c.account_id = k.account_id
                        left join lateral (

@@ -55,8 +55,8 @@ pub async fn run(args: &GrowthArgs, out: &Path) -> anyhow::Result<()> {
     write(out, "growth", &result)
 }
 
-/// Networks whose chain was read to its end.
-const CAUGHT_UP: &str = "select count(*) from system.sync_cursors where last_processed_block >= 3";
+/// Networks whose chain is in the read models to its end.
+const CAUGHT_UP: &str = "select count(*) from projection.network_status where projected_height >= 3";
 const TRANSACTIONS: &str = "
     select xact_commit + xact_rollback from pg_stat_database where datname = current_database()";
 const CONNECTIONS: &str = "

@@ -5,11 +5,11 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use tidemark_model::ids::{Height, HeightRange, NetworkId};
+use tidemark_model::ids::{EventId, Height, HeightRange, NetworkId};
 use tidemark_model::redact::RedactedUrl;
 use tidemark_store::partitions::{Partitions, Table};
 use tidemark_store::projection::live;
-use tidemark_store::{Db, DbOptions, migrate};
+use tidemark_store::{Db, DbOptions, applied, migrate};
 use tidemark_testkit::pg::TestDb;
 use tokio_postgres::NoTls;
 
@@ -188,6 +188,43 @@ async fn the_newest_transfer_is_looked_up_by_its_own_index_without_statistics() 
             assert!(plan.contains(&format!("transfers_7_0000000000{index}")), "{name}:\n{plan}");
         }
     }
+}
+
+/// Claims are taken back by consumer and event: a reorg must not read the whole index of claims for each event.
+#[tokio::test]
+async fn claims_are_released_by_their_key() {
+    let test = TestDb::new().await.expect("a database");
+    let db = Db::open(&RedactedUrl::parse(&test.url).expect("a URL"), &DbOptions::default()).expect("a pool");
+    let mut conn = db.conn().await.expect("connects");
+    let fill = "insert into ledger.applied_events (consumer, normalized_event_id)
+                select 'one', md5(n::text)::uuid from generate_series(1, 5000) n
+                union all select 'other', md5(n::text)::uuid from generate_series(1, 5000) n";
+    conn.batch("fill claims", fill).await.expect("fills");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/applied.rs");
+    let all = constants(&file, &std::fs::read_to_string(&file).expect("reads"));
+    for name in ["RELEASE", "RELEASE_ARCHIVED"] {
+        let sql = &all.iter().find(|one| one.name == name).expect("it is there").sql;
+        let tx = conn.tx().await.expect("begins");
+        tx.look_up_by_key().await.expect("sets");
+        tx.batch("prepare", &format!("prepare it as {sql}")).await.expect("prepares");
+        let rows = tx.query("explain", "explain (costs off) execute it (null)", &[]).await.expect("explains");
+        let plan: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+        let plan = plan.join("\n");
+        tx.rollback().await.expect("rolls back");
+        conn.batch("forget", "deallocate it").await.expect("forgets");
+        let by_key = "Index Cond: ((consumer = c_1.consumer) AND (normalized_event_id = u.id))";
+        assert!(plan.contains(by_key), "{name}:\n{plan}");
+    }
+    let tx = conn.tx().await.expect("begins");
+    let ids: Vec<EventId> = tx
+        .query("pick", "select distinct normalized_event_id from ledger.applied_events limit 10", &[])
+        .await
+        .expect("picks")
+        .iter()
+        .map(|row| EventId(row.get(0)))
+        .collect();
+    assert_eq!(applied::release(&tx, &ids).await.expect("releases"), 20, "both consumers' claims go");
+    tx.rollback().await.expect("rolls back");
 }
 
 fn complain(problems: &mut String, one: &Constant, error: &tokio_postgres::Error) {

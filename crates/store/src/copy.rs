@@ -41,7 +41,8 @@ pub struct CopyBuffer {
 impl CopyBuffer {
     /// For rows of `columns` columns.
     pub fn new(columns: i16) -> Self {
-        let mut open = BytesMut::with_capacity(CHUNK_BYTES + 4096);
+        // Small at first: a thousand networks with a few rows each have a dozen of these each.
+        let mut open = BytesMut::with_capacity(4096);
         open.put_slice(b"PGCOPY\n\xff\r\n\0");
         open.put_i32(0); // flags
         open.put_i32(0); // header extension

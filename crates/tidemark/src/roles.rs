@@ -17,13 +17,14 @@ use tidemark_bus::retention::{self, RetentionOptions};
 use tidemark_bus::tail::Tails;
 use tidemark_model::chain::{ChainAdapter, Network};
 use tidemark_pipeline::handlers::{LedgerHandler, ProjectorHandler};
-use tidemark_pipeline::history::{HistoryOptions, HistoryWorker};
+use tidemark_pipeline::history::{HistoryOptions, HistoryWorker, SEGMENTS_MAX};
 use tidemark_pipeline::ingest::Ingester;
 use tidemark_pipeline::projectors::forget_outdated_rebuilds;
 use tidemark_pipeline::status::StatusProjector;
 use tidemark_pipeline::workers::keep_verifying;
 use tidemark_store::presence::Presence;
 use tidemark_store::{Db, applied};
+use tokio::sync::Semaphore;
 use tracing::Instrument;
 
 use crate::admin::Admin;
@@ -49,6 +50,8 @@ pub struct Shop {
     raw: Side,
     app: Side,
     one_database: bool,
+    /// Room for segments of history, of all networks together.
+    segments: Arc<Semaphore>,
 }
 
 impl Shop {
@@ -58,7 +61,8 @@ impl Shop {
         let one_database = ctx.raw.url() == ctx.app.url();
         let app = side(ctx, &ctx.app).await?;
         let raw = if one_database { app.clone() } else { side(ctx, &ctx.raw).await? };
-        Ok(Self { ctx: ctx.clone(), parts, raw, app, one_database })
+        let segments = Arc::new(Semaphore::new(SEGMENTS_MAX));
+        Ok(Self { ctx: ctx.clone(), parts, raw, app, one_database, segments })
     }
 
     /// The adapters of all networks.
@@ -175,7 +179,11 @@ impl Shop {
             self.parts.reader.clone(),
             Arc::clone(&self.parts.partitions),
             Arc::clone(&self.parts.emitter),
-            HistoryOptions { idle_wait: idle_wait(self.parts.adapters.len()), ..HistoryOptions::default() },
+            HistoryOptions {
+                idle_wait: idle_wait(self.parts.adapters.len()),
+                segments: Arc::clone(&self.segments),
+                ..HistoryOptions::default()
+            },
         )
     }
 

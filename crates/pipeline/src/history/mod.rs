@@ -9,7 +9,7 @@ pub mod segment;
 mod worker;
 
 pub use apply::{Writers, apply_blocks};
-pub use worker::{HistoryOptions, HistoryProgress, HistoryWorker};
+pub use worker::{HistoryOptions, HistoryProgress, HistoryWorker, SEGMENTS_MAX};
 
 use tidemark_model::chain::{ChainAdapter, ParsedBlock, RawBlock};
 use tidemark_model::ids::HeightRange;

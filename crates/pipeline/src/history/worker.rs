@@ -11,7 +11,7 @@ use tidemark_store::outbox::Emitter;
 use tidemark_store::partitions::{Partitions, Table, index_partition};
 use tidemark_store::raw::{self, RawChunks, RawReader};
 use tidemark_store::{Db, Verdict, bulk, cursor, ledger};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -32,7 +32,13 @@ pub struct HistoryOptions {
     pub defer_indexes_above_blocks: u64,
     /// Pause when there is nothing to do.
     pub idle_wait: Duration,
+    /// Segments in memory at once, of all networks that share this: a network takes two (one is made while one is
+    /// applied), and however many there are, they do not need more memory together.
+    pub segments: Arc<Semaphore>,
 }
+
+/// Segments of all networks of a process in memory at once.
+pub const SEGMENTS_MAX: usize = 3;
 
 impl Default for HistoryOptions {
     fn default() -> Self {
@@ -40,6 +46,7 @@ impl Default for HistoryOptions {
             segment_records: 28_000,
             defer_indexes_above_blocks: 20_000,
             idle_wait: Duration::from_millis(200),
+            segments: Arc::new(Semaphore::new(SEGMENTS_MAX)),
         }
     }
 }
@@ -268,7 +275,8 @@ impl HistoryWorker {
 
     /// Reads, parses and builds ahead of the writer by one segment.
     async fn apply_range(&self, range: HeightRange, stop: &CancellationToken) -> Result<(), HistoryError> {
-        let (sender, mut receiver) = mpsc::channel::<Ahead>(1);
+        let (sender, mut receiver) = mpsc::channel::<(OwnedSemaphorePermit, Ahead)>(1);
+        let segments = Arc::clone(&self.options.segments);
         let mut tasks = JoinSet::new();
         let mut maker = Maker {
             raw: self.raw.clone(),
@@ -279,19 +287,22 @@ impl HistoryWorker {
         tasks.spawn(async move {
             // The place is taken first: one segment is being applied, one is being made, no third waits.
             while let Ok(place) = sender.reserve().await {
+                let room = Arc::clone(&segments).acquire_owned().await.expect("nobody closes it");
                 let Some(made) = maker.next().await? else { break };
-                place.send(made);
+                place.send((room, made));
             }
             Ok::<_, HistoryError>(())
         });
-        let mut writers = Writers { state: self.app.conn().await?, log: self.app.spare_conn().await };
-        while let Some((covered, built, blocks)) = receiver.recv().await {
+        while let Some((room, (covered, built, blocks))) = receiver.recv().await {
+            // Taken anew for each: who holds a connection and waits for room keeps those from going on who have room.
+            let mut writers = Writers { state: self.app.conn().await?, log: self.app.spare_conn().await };
             self.partitions.ensure_transfers(&mut writers.state, self.adapter.network().id, covered).await?;
             let source = match &blocks {
                 Some(blocks) => Source::Held(blocks),
                 None => Source::Raw(&self.reader, &self.raw),
             };
             let events = apply_built(&mut writers, &*self.adapter, built, &source).await?;
+            drop((room, blocks));
             metrics::counter!("worker_events_processed_total", "worker" => "history",
                 "network_id" => self.adapter.network().id.to_string(), "event_kind" => "all")
             .increment(events);

@@ -71,8 +71,12 @@ pub fn cursor_id(network: &Network, shard: Shard) -> String {
     format!("{}:{}:{shard}", network.family.as_str(), network.id)
 }
 
+// One at a time ("networks"): `on conflict (id)` does not catch the name, which is unique as well, when another
+// registers the same network at the same moment.
 const ENSURE_NETWORK: &str = "
-    insert into ref.networks (id, slug, family, start_block, confirmations) values ($1, $2, $3, $4, $5)
+    with alone as materialized (select pg_advisory_xact_lock(x'6e6574776f726b73'::bigint))
+    insert into ref.networks (id, slug, family, start_block, confirmations)
+    select $1::int, $2::text, $3::text, $4::bigint, $5::bigint from alone
     on conflict (id) do update set slug = excluded.slug, confirmations = excluded.confirmations
      where ref.networks.slug is distinct from excluded.slug
         or ref.networks.confirmations is distinct from excluded.confirmations";

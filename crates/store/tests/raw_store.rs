@@ -310,6 +310,36 @@ async fn indexes_come_late_and_once() {
     assert_eq!(conn.query_one("count", indexes, &[]).await.unwrap().get::<_, i64>(0), 9);
 }
 
+/// Id and name are both unique: two that register the same network at the same moment must not trip over the other
+/// of the two (seen once, as a start that failed).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_registered_by_many_at_once_is_there_once() {
+    let db = db().await;
+    for round in 0..25 {
+        let network = Network {
+            id: NetworkId(1_000 + round),
+            slug: format!("n{round}"),
+            family: Family::Evm,
+            start_block: Height(0),
+            confirmations: 1,
+            reorg_depth_max: 1,
+        };
+        let mut tasks = tokio::task::JoinSet::new();
+        let gate = std::sync::Arc::new(tokio::sync::Barrier::new(8));
+        for _ in 0..8 {
+            let (db, network, gate) = (db.clone(), network.clone(), std::sync::Arc::clone(&gate));
+            tasks.spawn(async move {
+                let conn = db.conn().await.unwrap();
+                gate.wait().await;
+                cursor::ensure_network(&conn, &network).await.expect("registers");
+            });
+        }
+        while let Some(ended) = tasks.join_next().await {
+            ended.expect("no panic");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_cursor_moves_only_from_where_it_is() {
     let db = db().await;

@@ -29,28 +29,28 @@ pub async fn claim(tx: &Tx<'_>, consumer: &str, events: &[EventId]) -> Result<BT
 
 // The key begins with the consumer. There are few of them, and each is found by one step into the index: by the event
 // alone the whole index would be read, once for every event.
-const RELEASE: &str = "
+macro_rules! release {
+    ($table:literal) => {
+        concat!(
+            "
     with recursive consumers as (
-        (select consumer from ledger.applied_events order by consumer limit 1)
+        (select consumer from ", $table, " order by consumer limit 1)
         union all
-        select (select a.consumer from ledger.applied_events a where a.consumer > c.consumer
+        select (select a.consumer from ", $table, " a where a.consumer > c.consumer
                  order by a.consumer limit 1)
           from consumers c where c.consumer is not null)
-    delete from ledger.applied_events where ctid = any (array(
+    delete from ", $table, " where ctid = any (array(
         select one.at from consumers c cross join unnest($1::uuid[]) u (id)
-         cross join lateral (select a.ctid as at from ledger.applied_events a
-                              where a.consumer = c.consumer and a.normalized_event_id = u.id limit 1) one))";
-const RELEASE_ARCHIVED: &str = "
-    with recursive consumers as (
-        (select consumer from ledger.applied_events_archive order by consumer limit 1)
-        union all
-        select (select a.consumer from ledger.applied_events_archive a where a.consumer > c.consumer
-                 order by a.consumer limit 1)
-          from consumers c where c.consumer is not null)
-    delete from ledger.applied_events_archive where ctid = any (array(
-        select one.at from consumers c cross join unnest($1::uuid[]) u (id)
-         cross join lateral (select a.ctid as at from ledger.applied_events_archive a
-                              where a.consumer = c.consumer and a.normalized_event_id = u.id limit 1) one))";
+         cross join lateral (select a.ctid as at from ", $table, " a
+                              where a.consumer = c.consumer and a.normalized_event_id = u.id limit 1) one))"
+        )
+    };
+}
+const RELEASE: &str = release!("ledger.applied_events");
+const RELEASE_ARCHIVED: &str = release!("ledger.applied_events_archive");
+/// For the test that looks at their plans.
+#[doc(hidden)]
+pub const RELEASES: [&str; 2] = [RELEASE, RELEASE_ARCHIVED];
 const RELEASE_ONE: &str =
     "delete from ledger.applied_events where consumer = $2 and normalized_event_id = any($1)";
 /// Releases all consumers' claims on events that were undone.

@@ -439,8 +439,11 @@ CREATE TABLE ledger.network_progress (
     finalized_height bigint DEFAULT '-1'::integer NOT NULL,
     reported_finalized bigint DEFAULT '-1'::integer NOT NULL,
     history_height bigint DEFAULT '-1'::integer NOT NULL,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    read_models_due boolean DEFAULT false NOT NULL
 );
+
+COMMENT ON COLUMN ledger.network_progress.read_models_due IS 'projection.ownership_view, asset_cards, collection_holders, collection_stats and account_summaries hold nothing of this network yet';
 
 CREATE TABLE ledger.normalized_event_deltas (
     normalized_event_id uuid NOT NULL,

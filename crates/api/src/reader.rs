@@ -200,6 +200,17 @@ impl Reader {
         };
         match behind {
             None => Problem::not_found(format!("{what} is not known")),
+            Some(network) if network.projected_height.is_none() && network.normalized_height.is_some() => {
+                Problem::pending(
+                    format!(
+                        "{what} is not known so far; the first history of {} is being read, now at {} of {}",
+                        network.slug,
+                        network.normalized_height.unwrap_or(-1),
+                        network.head_height.map_or("an unknown height".to_owned(), |head| head.to_string()),
+                    ),
+                    "Owners, assets, accounts and collections are shown when it is done; transfers are there already.",
+                )
+            }
             Some(network) => Problem::pending(
                 format!(
                     "{what} is not known so far; on {} we have read to {}, the chain is at {}",

@@ -14,7 +14,9 @@ use tidemark_model::quantity::SignedQty;
 use tidemark_model::redact::RedactedUrl;
 use tidemark_model::{OffsetDateTime, U256};
 use tidemark_pipeline::history::segment::{Before, Builder};
-use tidemark_pipeline::history::{Writers, apply_blocks};
+use tidemark_pipeline::history::{Writers, apply_blocks, show};
+use tidemark_pipeline::projectors::reconcile;
+use tidemark_store::projection::built_last;
 use tidemark_store::{Db, DbOptions, bulk, ledger};
 use tidemark_testkit::pg::TestDb;
 
@@ -370,12 +372,7 @@ async fn a_log_without_its_state_is_taken_away_and_written_again() {
         run(&db, &chain, &half, 0, 10).await;
         let mut writers = Writers { state: db.conn().await.expect("connects"), log: db.spare_conn().await };
         assert!(writers.log.is_some(), "the pool has two");
-        let dies_at_commit = "
-            create function pg_temp.die() returns trigger language plpgsql as
-                $$ begin raise exception 'killed' using errcode = 'admin_shutdown'; end $$;
-            create constraint trigger die after update on ledger.network_progress
-                deferrable initially deferred for each row execute function pg_temp.die()";
-        writers.state.batch("die", dies_at_commit).await.expect("arms");
+        writers.state.batch("die", DIES_AT_COMMIT).await.expect("arms");
         let range = HeightRange::inclusive(Height(20), Height(29)).expect("not empty");
         apply_blocks(&mut writers, &chain, range, &script.blocks[20..30]).await.expect_err("it died");
         writers.state.batch("live", "drop trigger die on ledger.network_progress").await.expect("disarms");
@@ -412,6 +409,134 @@ async fn a_log_without_its_state_is_taken_away_and_written_again() {
         }
     }
 }
+
+/// Every row of the read models of state, but for when it was written.
+async fn shown(db: &Db) -> Vec<String> {
+    let conn = db.conn().await.expect("connects");
+    let mut all = Vec::new();
+    for table in
+        ["ownership_view", "asset_cards", "collection_holders", "collection_stats", "account_summaries"]
+    {
+        let sql = format!(
+            "select '{table} ' || (to_jsonb(t) - 'updated_at')::text from projection.{table} t order by 1"
+        );
+        all.extend(conn.query("read", &sql, &[]).await.expect("reads").iter().map(|row| row.get(0)));
+    }
+    all
+}
+
+async fn put_off(db: &Db, chain: &Chain) {
+    let conn = db.conn().await.expect("connects");
+    let before_start = chain.network.start_block.as_i64() - 1;
+    bulk::ensure_progress(&conn, NETWORK, chain.network.start_block).await.expect("progress");
+    assert!(built_last::put_off(&conn, NETWORK, before_start).await.expect("puts off"));
+}
+
+async fn progress(db: &Db) -> bulk::Progress {
+    let conn = db.conn().await.expect("connects");
+    bulk::read_progress(&conn, NETWORK).await.expect("reads").expect("a row")
+}
+
+/// Shown at the end or as it goes, with one connection or two, once or twice: the same rows.
+#[tokio::test]
+async fn a_history_shown_at_its_end_shows_what_one_does_that_is_shown_as_it_goes() {
+    for (seed, start, with_two) in [(20, 0, false), (21, 0, true), (22, 30, true)] {
+        let script = script(seed, 60);
+        let before = if start == 0 { Balances::new() } else { script.truth[start - 1].clone() };
+        let chain = chain(u64::try_from(start).expect("small"), before);
+        let (kept, late) = (database().await, database().await);
+        run(&kept, &chain, &script, start, 9).await;
+        put_off(&late, &chain).await;
+        run(&late, &chain, &script, start, 9).await;
+        assert_eq!(shown(&late).await, Vec::<String>::new(), "nothing while it is read");
+        assert_eq!(count(&late, "app.indexing_checkpoints where worker_name = 'projector'").await, 0);
+        for _ in 0..2 {
+            let mut conn = late.conn().await.expect("connects");
+            let second = if with_two { late.spare_conn().await } else { None };
+            assert!(show(&mut conn, second, NETWORK).await.expect("shows"));
+            assert_eq!(shown(&late).await, shown(&kept).await, "seed {seed}");
+        }
+        assert!(!progress(&late).await.read_models_due);
+        let at_head = "app.indexing_checkpoints where worker_name = 'projector' and height = 59";
+        assert_eq!(count(&late, at_head).await, 1);
+        let conn = late.conn().await.expect("connects");
+        assert!(
+            !built_last::put_off(&conn, NETWORK, chain.network.start_block.as_i64() - 1).await.expect("asks")
+        );
+    }
+}
+
+/// Two processes may come to the end of a history at the same moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn read_models_built_by_two_at_once_are_built_once() {
+    let script = script(23, 40);
+    let chain = chain(0, Balances::new());
+    let (kept, late) = (database().await, database().await);
+    run(&kept, &chain, &script, 0, 10).await;
+    put_off(&late, &chain).await;
+    run(&late, &chain, &script, 0, 10).await;
+    let build = async || {
+        let mut conn = late.conn().await.expect("connects");
+        show(&mut conn, late.spare_conn().await, NETWORK).await.expect("shows")
+    };
+    assert_eq!(tokio::join!(build(), build(), build()), (true, true, true));
+    assert_eq!(shown(&late).await, shown(&kept).await);
+}
+
+/// The second connection's half is committed first; who dies then leaves it to be built again. And a log that
+/// is ahead of its ledger is not counted.
+#[tokio::test]
+async fn read_models_half_built_are_built_again() {
+    let script = script(24, 40);
+    let chain = chain(0, Balances::new());
+    let half = Script { blocks: script.blocks[..30].to_vec(), truth: vec![] };
+    let (kept, late) = (database().await, database().await);
+    run(&kept, &chain, &half, 0, 10).await;
+    put_off(&late, &chain).await;
+    run(&late, &chain, &half, 0, 10).await;
+    let mut writers = Writers { state: late.conn().await.expect("connects"), log: late.spare_conn().await };
+    writers.state.batch("die", DIES_AT_COMMIT).await.expect("arms");
+    let range = HeightRange::inclusive(Height(30), Height(39)).expect("not empty");
+    apply_blocks(&mut writers, &chain, range, &script.blocks[30..]).await.expect_err("it died");
+    assert!(count(&late, "projection.transfers where height >= 30").await > 0, "the log is ahead");
+    let Writers { mut state, log } = writers;
+    state.batch("live", "drop trigger die on ledger.network_progress").await.expect("disarms");
+    assert!(!show(&mut state, log, NETWORK).await.expect("takes the log away first"));
+    state.batch("die", DIES_AT_COMMIT).await.expect("arms");
+    show(&mut state, late.spare_conn().await, NETWORK).await.expect_err("it died");
+    assert!(count(&late, "projection.asset_cards").await > 0, "one half is there");
+    assert_eq!(count(&late, "projection.ownership_view").await, 0, "the other is not");
+    assert!(progress(&late).await.read_models_due);
+    state.batch("live", "drop trigger die on ledger.network_progress").await.expect("disarms");
+    assert!(show(&mut state, late.spare_conn().await, NETWORK).await.expect("shows"));
+    assert_eq!(shown(&late).await, shown(&kept).await);
+    drop(state);
+    run(&late, &chain, &script, 30, 5).await;
+    run(&kept, &chain, &script, 30, 5).await;
+    assert_eq!(shown(&late).await, shown(&kept).await, "what follows is merged");
+}
+
+/// The safety net does not alarm for what is not there yet.
+#[tokio::test]
+async fn a_network_that_is_not_shown_yet_is_not_reconciled() {
+    let script = script(25, 20);
+    let chain = chain(0, Balances::new());
+    let db = database().await;
+    put_off(&db, &chain).await;
+    run(&db, &chain, &script, 0, 10).await;
+    let mut conn = db.conn().await.expect("connects");
+    let report = reconcile(&mut conn, 100).await.expect("reconciles");
+    assert!(report.runs.iter().all(|run| run.sample_size == 0 && run.mismatches_found == 0), "{report:?}");
+    assert!(show(&mut conn, None, NETWORK).await.expect("shows"));
+    let report = reconcile(&mut conn, 100).await.expect("reconciles");
+    assert!(report.runs.iter().all(|run| run.sample_size > 0 && run.mismatches_found == 0), "{report:?}");
+}
+
+const DIES_AT_COMMIT: &str = "
+    create or replace function pg_temp.die() returns trigger language plpgsql as
+        $$ begin raise exception 'killed' using errcode = 'admin_shutdown'; end $$;
+    create constraint trigger die after update on ledger.network_progress
+        deferrable initially deferred for each row execute function pg_temp.die()";
 
 async fn count(db: &Db, what: &str) -> i64 {
     let conn = db.conn().await.expect("connects");

@@ -20,6 +20,9 @@ pub struct Progress {
     pub finalized: i64,
     /// Applied in bulk up to here; -1 for none.
     pub history: i64,
+    /// The read models are built when history is done, and until then nothing keeps them
+    /// ([`crate::projection::built_last`]).
+    pub read_models_due: bool,
 }
 
 const ENSURE_PROGRESS: &str = "
@@ -27,10 +30,11 @@ const ENSURE_PROGRESS: &str = "
     insert into ledger.network_progress (network_id, head_height, finalized_height, history_height)
     values ($1, $2, $2, $2) on conflict (network_id) do nothing";
 const LOCK_PROGRESS: &str = "
-    select head_height, finalized_height, history_height
+    select head_height, finalized_height, history_height, read_models_due
       from ledger.network_progress where network_id = $1 for update";
 const READ_PROGRESS: &str = "
-    select head_height, finalized_height, history_height from ledger.network_progress where network_id = $1";
+    select head_height, finalized_height, history_height, read_models_due
+      from ledger.network_progress where network_id = $1";
 
 /// Makes the network's row if it is missing: everything below `start` counts as done.
 pub async fn ensure_progress(conn: &Conn, network: NetworkId, start: Height) -> Result<(), StoreError> {
@@ -42,13 +46,17 @@ pub async fn ensure_progress(conn: &Conn, network: NetworkId, start: Height) -> 
 /// Locks the network's ledger for this transaction and says where it stands.
 pub async fn lock_progress(tx: &Tx<'_>, network: NetworkId) -> Result<Progress, StoreError> {
     let row = tx.query_one("lock the ledger's progress", LOCK_PROGRESS, &[&network.0]).await?;
-    Ok(Progress { head: row.get(0), finalized: row.get(1), history: row.get(2) })
+    Ok(progress(&row))
 }
 
 /// Where the network's ledger stands, without a lock.
 pub async fn read_progress(conn: &Conn, network: NetworkId) -> Result<Option<Progress>, StoreError> {
     let row = conn.query_opt("read the ledger's progress", READ_PROGRESS, &[&network.0]).await?;
-    Ok(row.map(|row| Progress { head: row.get(0), finalized: row.get(1), history: row.get(2) }))
+    Ok(row.as_ref().map(progress))
+}
+
+fn progress(row: &tokio_postgres::Row) -> Progress {
+    Progress { head: row.get(0), finalized: row.get(1), history: row.get(2), read_models_due: row.get(3) }
 }
 
 // Looks only at what the projector has not taken yet: numbered events above its position, and events that the
@@ -309,16 +317,11 @@ const INSERT_VIEW: &str = "
        set qty = excluded.qty, qty_finalized = excluded.qty_finalized, finality_status = 'finalized',
            open_height = null, updated_at = excluded.updated_at";
 
-/// Merges the staged balances into ledger.ownership_current and projection.ownership_view.
+/// Merges the staged balances into ledger.ownership_current.
 pub async fn merge_balances(tx: &Tx<'_>, network: NetworkId, now: OffsetDateTime) -> Result<(), StoreError> {
     tx.execute("remove emptied balances", DELETE_EMPTY, &[]).await?;
     tx.execute("update balances", UPDATE_HELD, &[&now]).await?;
     tx.execute("insert balances", INSERT_HELD, &[&network.0, &now]).await?;
-    tx.look_up_one_by_one().await?;
-    tx.execute("remove emptied holdings", DELETE_VIEW, &[]).await?;
-    tx.execute("update holdings", UPDATE_VIEW, &[&now]).await?;
-    tx.look_up_as_usual().await?;
-    tx.execute("insert holdings", INSERT_VIEW, &[&network.0, &now]).await?;
     Ok(())
 }
 
@@ -379,26 +382,20 @@ const INSERT_ACCOUNTS: &str = "
     insert into ledger.accounts (id, network_id, address_normalized, first_seen_at)
     select account_id, $1, address, first_seen from seg_accounts_merge where at is null order by account_id";
 
-/// Writes stubs of contracts, collections, assets and accounts, supplies, and the asset cards. Gives assets of
-/// which more was made than there can be, with their supply before: then the caller rolls back, and builds
-/// the segment again knowing that.
-pub async fn merge_catalog(
-    tx: &Tx<'_>,
-    network: NetworkId,
-    now: OffsetDateTime,
-) -> Result<Vec<(AssetId, U256)>, StoreError> {
+/// Writes stubs of contracts, collections, assets and accounts, and supplies. Gives assets of which more was made
+/// than there can be, with their supply before: then the caller rolls back, and builds the segment again
+/// knowing that.
+pub async fn merge_catalog(tx: &Tx<'_>, network: NetworkId) -> Result<Vec<(AssetId, U256)>, StoreError> {
     tx.execute("insert contracts", INSERT_CONTRACTS, &[&network.0]).await?;
     tx.execute("insert collections", INSERT_COLLECTIONS, &[&network.0]).await?;
     tx.look_up_one_by_one().await?;
     tx.execute("join assets", JOIN_ASSETS, &[]).await?;
     tx.execute("join accounts", JOIN_ACCOUNTS, &[]).await?;
-    tx.execute("update asset cards", UPDATE_CARDS, &[&now]).await?;
     tx.look_up_as_usual().await?;
     let overfull = tx.query("look for impossible supplies", OVERFULL, &[]).await?;
     if !overfull.is_empty() {
         return Ok(overfull.iter().map(|row| (AssetId(row.get(0)), row.get(1))).collect());
     }
-    tx.execute("insert asset cards", INSERT_CARDS, &[&network.0, &now]).await?;
     tx.execute("update supplies", UPDATE_ASSETS, &[]).await?;
     tx.execute("insert assets", INSERT_ASSETS, &[&network.0]).await?;
     tx.execute("insert accounts", INSERT_ACCOUNTS, &[&network.0]).await?;
@@ -411,7 +408,7 @@ const MARK_CARDS_PARTIAL: &str = "
     update projection.asset_cards set history = 'partial' where asset_id = any($1) and history <> 'partial'";
 
 /// Says of assets that they are older than our first block, also of those that live had seen before. Call
-/// after [`merge_catalog`].
+/// after [`merge_read_models`].
 pub async fn mark_partial(tx: &Tx<'_>, assets: &[Uuid]) -> Result<(), StoreError> {
     if !assets.is_empty() {
         tx.execute("mark assets as partial", MARK_PARTIAL, &[&assets]).await?;
@@ -471,12 +468,19 @@ const UPSERT_SUMMARIES: &str = "
            transfer_count = t.transfer_count + excluded.transfer_count,
            last_seen_at = greatest(t.last_seen_at, excluded.last_seen_at), updated_at = excluded.updated_at";
 
-/// Merges holders, collection statistics and account summaries. Call after [`merge_catalog`].
-pub async fn merge_statistics(
+/// Merges what the segment did into the read models, unless they are due later. Call after [`merge_catalog`].
+pub async fn merge_read_models(
     tx: &Tx<'_>,
     network: NetworkId,
     now: OffsetDateTime,
 ) -> Result<(), StoreError> {
+    tx.look_up_one_by_one().await?;
+    tx.execute("remove emptied holdings", DELETE_VIEW, &[]).await?;
+    tx.execute("update holdings", UPDATE_VIEW, &[&now]).await?;
+    tx.execute("update asset cards", UPDATE_CARDS, &[&now]).await?;
+    tx.look_up_as_usual().await?;
+    tx.execute("insert holdings", INSERT_VIEW, &[&network.0, &now]).await?;
+    tx.execute("insert asset cards", INSERT_CARDS, &[&network.0, &now]).await?;
     tx.execute("join holders", JOIN_HOLDERS, &[]).await?;
     tx.execute("remove former holders", DELETE_HOLDERS, &[]).await?;
     tx.execute("update holders", UPDATE_HOLDERS, &[]).await?;
@@ -526,15 +530,22 @@ const FINISH: &str = "
      where network_id = $1 and head_height = $3";
 const CHECKPOINTS: &str = "
     insert into app.indexing_checkpoints (worker_name, network_id, height)
-    select worker, $1, $2 from unnest(array['normalizer', 'projector', 'state-updater']) as worker order by worker
+    select worker, $1, $2 from unnest($3::text[]) as worker order by worker
     on conflict (worker_name, network_id) do update set height = excluded.height, updated_at = now()";
 
-/// Moves the network's ledger from `old_head` to `height`, everything below it final and projected.
-pub async fn finish(tx: &Tx<'_>, network: NetworkId, old_head: i64, height: i64) -> Result<(), StoreError> {
+/// Moves the network's ledger from `old_head` to `height`, everything below it final, and the checkpoints of these
+/// workers with it.
+pub async fn finish(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    old_head: i64,
+    height: i64,
+    workers: &[&str],
+) -> Result<(), StoreError> {
     if tx.execute("move the ledger's progress", FINISH, &[&network.0, &height, &old_head]).await? == 0 {
         return Err(StoreError::Fenced { what: format!("the ledger of network {network}") });
     }
-    tx.execute("move checkpoints", CHECKPOINTS, &[&network.0, &height]).await?;
+    tx.execute("move checkpoints", CHECKPOINTS, &[&network.0, &height, &workers]).await?;
     Ok(())
 }
 

@@ -381,6 +381,8 @@ pub struct Progress {
     pub reported: i64,
     /// Applied in bulk, without claims, up to here.
     pub history: i64,
+    /// A first long history is not shown yet: live waits ([`crate::projection::built_last`]).
+    pub read_models_due: bool,
 }
 
 const CREATE_PROGRESS: &str = "
@@ -388,7 +390,7 @@ const CREATE_PROGRESS: &str = "
     insert into ledger.network_progress (network_id, head_height) values ($1, $2)
     on conflict (network_id) do nothing";
 const LOCK_PROGRESS: &str = "
-    select head_height, finalized_height, reported_finalized, history_height
+    select head_height, finalized_height, reported_finalized, history_height, read_models_due
       from ledger.network_progress where network_id = $1 for update";
 
 /// Locks a network's row first of all, so that workers of one network take turns. A network that starts at
@@ -406,8 +408,13 @@ pub async fn lock_progress(
             tx.query_one("lock the network's progress", LOCK_PROGRESS, &[&network.0]).await?
         }
     };
-    let progress =
-        Progress { head: row.get(0), finalized: row.get(1), reported: row.get(2), history: row.get(3) };
+    let progress = Progress {
+        head: row.get(0),
+        finalized: row.get(1),
+        reported: row.get(2),
+        history: row.get(3),
+        read_models_due: row.get(4),
+    };
     log_height::settle(tx, network, progress.head).await?;
     Ok(progress)
 }
@@ -420,7 +427,7 @@ const SET_PROGRESS: &str = "
 
 /// Writes progress back; the caller holds the lock.
 pub async fn set_progress(tx: &Tx<'_>, network: NetworkId, progress: &Progress) -> Result<(), StoreError> {
-    let Progress { head, finalized, reported, history } = progress;
+    let Progress { head, finalized, reported, history, read_models_due: _ } = progress;
     tx.execute("set the network's progress", SET_PROGRESS, &[&network.0, head, finalized, reported, history])
         .await?;
     Ok(())
@@ -446,6 +453,21 @@ const RECENT_ABOVE: &str = "
 /// Normalized blocks above a height, lowest first.
 pub async fn recent_above(tx: &Tx<'_>, network: NetworkId, above: i64) -> Result<Vec<BlockRef>, StoreError> {
     let rows = tx.query("read recent blocks", RECENT_ABOVE, &[&network.0, &above]).await?;
+    rows.iter()
+        .map(|row| Ok(BlockRef { height: Height::from_i64(row.get(0)), hash: hash(row, 1)? }))
+        .collect()
+}
+
+const OPEN_ABOVE: &str = "
+    select block_number, block_hash from ledger.recent_blocks where network_id = $1 and block_number > $2
+    union
+    select block_number, block_hash from ledger.normalized_event_keys
+     where network_id = $1 and block_number > $2 and finality_status <> 'finalized' and not is_reverted
+     order by block_number, block_hash";
+
+/// Blocks above the head whose events stand, lowest first: a reorg brought the head below them.
+pub async fn open_above(tx: &Tx<'_>, network: NetworkId, head: i64) -> Result<Vec<BlockRef>, StoreError> {
+    let rows = tx.query("look for blocks above the head", OPEN_ABOVE, &[&network.0, &head]).await?;
     rows.iter()
         .map(|row| Ok(BlockRef { height: Height::from_i64(row.get(0)), hash: hash(row, 1)? }))
         .collect()
@@ -498,6 +520,13 @@ const FORGET_RECENT: &str = "delete from ledger.recent_blocks where network_id =
 const FORGET_ORPHANS: &str =
     "delete from ledger.orphaned_blocks where network_id = $1 and block_hash = any($2)";
 
+/// Forgets that these blocks were normalized.
+pub async fn forget_blocks(tx: &Tx<'_>, network: NetworkId, blocks: &[BlockRef]) -> Result<(), StoreError> {
+    let (hashes, _) = hashes_and_heights(blocks);
+    tx.execute("forget orphaned blocks", FORGET_RECENT, &[&network.0, &hashes]).await?;
+    Ok(())
+}
+
 /// Records which blocks left the chain and which are on it.
 pub async fn swap_branches(
     tx: &Tx<'_>,
@@ -507,7 +536,7 @@ pub async fn swap_branches(
 ) -> Result<(), StoreError> {
     let (hashes, numbers) = hashes_and_heights(orphaned);
     tx.execute("record orphaned blocks", RECORD_ORPHANS, &[&network.0, &hashes, &numbers]).await?;
-    tx.execute("forget orphaned blocks", FORGET_RECENT, &[&network.0, &hashes]).await?;
+    forget_blocks(tx, network, orphaned).await?;
     let (hashes, _) = hashes_and_heights(canonical);
     tx.execute("restore canonical blocks", FORGET_ORPHANS, &[&network.0, &hashes]).await?;
     Ok(())

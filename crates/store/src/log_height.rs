@@ -43,12 +43,12 @@ const DISCARD_TRANSFERS: &str = "
 const DISCARD_BLOCKS: &str = "
     delete from projection.block_cards where network_id = $1 and height > $2 and height <= $3";
 
-/// Takes away log rows above the head that a dead writer left. The caller holds the lock on the network's progress
-/// and has just read `head` from it.
-pub async fn settle(tx: &Tx<'_>, network: NetworkId, head: i64) -> Result<(), StoreError> {
+/// Takes away log rows above the head that a dead writer left, and says whether there were any. The caller holds the
+/// lock on the network's progress and has just read `head` from it.
+pub async fn settle(tx: &Tx<'_>, network: NetworkId, head: i64) -> Result<bool, StoreError> {
     let row = tx.query_opt("look for a log ahead of its ledger", READ, &[&network.0]).await?;
     let Some(height) = row.map(|row| row.get::<_, i64>(0)).filter(|height| *height > head) else {
-        return Ok(());
+        return Ok(false);
     };
     tracing::warn!(
         network_id = network.0,
@@ -65,5 +65,5 @@ pub async fn settle(tx: &Tx<'_>, network: NetworkId, head: i64) -> Result<(), St
     tx.execute("discard transfers", DISCARD_TRANSFERS, &above).await?;
     tx.execute("discard block cards", DISCARD_BLOCKS, &above).await?;
     tx.execute("set the log's height", STAY_BEHIND, &[&network.0, &head]).await?;
-    Ok(())
+    Ok(true)
 }

@@ -44,6 +44,7 @@ migrations!(
     "0017_open_height",
     "0018_log_heights",
     "0019_finality_lines",
+    "0020_read_models_due",
 );
 
 /// What [`run`] did.

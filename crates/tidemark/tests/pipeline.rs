@@ -32,6 +32,35 @@ async fn history_equals_the_truth() {
     world.nothing_was_put_aside(seed).await;
 }
 
+/// A first history of more than 20 000 blocks goes into the ledger alone, through a kill; owners and indexes come at its
+/// end, and live follows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_first_history_is_shown_at_its_end() {
+    let seed = 12;
+    let sim = Sim::new(SimConfig { events_per_block: 1, ..SimConfig::small(seed) });
+    sim.mine(21_000);
+    let mut world = World::plain(sim).await;
+    let mut running = world.start(&["sync", "--until", "finalized"]);
+    world.reach(&mut running, "select head_height from ledger.network_progress", 1_000).await;
+    running.kill().await;
+    let due =
+        "select count(*) from ledger.network_progress p join projection.network_status s using (network_id)
+                where p.read_models_due and s.projected_height is null";
+    assert_eq!(world.number(due).await, Some(1));
+    assert_eq!(world.number("select count(*) from projection.ownership_view").await, Some(0));
+    assert!(world.number("select count(*) from system.deferred_indexes").await > Some(0));
+    world.run(&["sync", "--until", "finalized"]).await.succeeded("sync");
+    assert_eq!(world.number(due).await, Some(0));
+    assert_eq!(world.number("select count(*) from system.deferred_indexes").await, Some(0));
+    let truth = world.truth(world.sim.finalized());
+    same(&world.ledger().await, &truth, "the ledger");
+    same(&world.view_final().await, &truth, "the finalized view");
+    world.verify(seed).await;
+    world.read_on_to_the_head(seed).await;
+    world.rebuild_changes_nothing(seed).await;
+    world.nothing_was_put_aside(seed).await;
+}
+
 /// Lives through `rounds` of every kind of reorg, then stands still, and everything must be right.
 async fn live_equals_the_truth(seed: u64, blocks: u64, rounds: u64, bus: String) {
     let sim = Sim::new(SimConfig { events_per_block: 8, ..SimConfig::small(seed) });

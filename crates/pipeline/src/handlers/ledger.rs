@@ -12,7 +12,7 @@ use tidemark_model::chain::{BlockRef, ChainAdapter, ParsedBlock, RawBlock};
 use tidemark_model::ids::{BlockHash, Height, NetworkId};
 use tidemark_store::outbox::Emitter;
 use tidemark_store::projection::{self, BlockCard};
-use tidemark_store::raw::{RawError, RawReader};
+use tidemark_store::raw::{self, RawError, RawReader};
 use tidemark_store::{Db, Tx, bulk, cursor};
 use uuid::Uuid;
 
@@ -89,13 +89,16 @@ impl LedgerHandler {
         Ok(Some(Ready { block, parsed, openings }))
     }
 
-    /// Defers without holding anything while the history worker still has to fill the gap below.
+    /// Defers without holding anything while the history worker still has to fill the gap below, or to show what
+    /// filled it.
     async fn wait_for_history(&self, batch: &[Delivered]) -> Result<(), HandleError> {
         let first = batch.iter().find(|one| one.envelope.event_type == "chain.block.ingested");
         let Some(first) = first else { return Ok(()) };
         let event: BlockIngested = payload(first)?;
         let progress = bulk::read_progress(&self.app.conn().await?, event.network_id).await?;
         match progress {
+            Some(progress) if event.height.as_i64() <= progress.finalized => Ok(()),
+            Some(progress) if progress.read_models_due => Err(HandleError::Defer(GAP_WAIT)),
             Some(progress) if event.height.as_i64() <= progress.head + 1 => Ok(()),
             _ => Err(HandleError::Defer(GAP_WAIT)),
         }
@@ -143,8 +146,24 @@ impl LedgerHandler {
                 metrics::counter!("ledger_reorgs_total", "network_id" => network.id.to_string()).increment(1);
                 Ok(self.emitter.append(tx, &done.drafts).await?)
             }
+            // The chain went there and back while we were away, and history made final what it came back to.
+            Err(WorkError::FinalizedReverted { block, .. }) if self.stands(network.id, &block).await? => {
+                tracing::warn!(
+                    network_id = network.id.0,
+                    height = block.height.0,
+                    action = "skip_old_reorg",
+                    "A reorg that was itself taken back is passed over: its block is on the chain, and final."
+                );
+                Ok(())
+            }
             Err(error) => Err(self.refused(error)),
         }
+    }
+
+    /// Is this block on the chain as the raw store has it now?
+    async fn stands(&self, network: NetworkId, block: &BlockRef) -> Result<bool, HandleError> {
+        let stored = raw::block_at(&self.raw.conn().await?, network, block.height).await?;
+        Ok(stored.is_some_and(|link| link.block.hash == block.hash))
     }
 
     async fn finality(&self, tx: &Tx<'_>, delivered: &Delivered) -> Result<(), HandleError> {

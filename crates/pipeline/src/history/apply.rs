@@ -10,7 +10,7 @@ use tidemark_model::chain::{
     BalanceAsk, ChainAdapter, ChainError, Network, ParsedBlock, Quarantined, RawBlock, Standard,
 };
 use tidemark_model::ids::{AccountId, AssetId, EventId, Height, HeightRange, SourceEventId};
-use tidemark_store::bulk::{self, BelowZero, Log, Merge, QuarantineRow};
+use tidemark_store::bulk::{self, BelowZero, Log, Merge, Progress, QuarantineRow};
 use tidemark_store::copy::CopyBuffer;
 use tidemark_store::ledger::{self, OpeningRow, OpeningState, Pair};
 use tidemark_store::raw::RawReader;
@@ -229,6 +229,10 @@ async fn apply(
     if progress.head + 1 != segment.range.from().as_i64() || progress.finalized != progress.head {
         return Err(StoreError::Fenced { what: format!("the ledger of {}", network.slug) }.into());
     }
+    // A message may have brought some back since the worker looked: it looks again.
+    if !ledger::open_above(&tx, network.id, progress.head).await?.is_empty() {
+        return Err(StoreError::Fenced { what: format!("the end of the log of {}", network.slug) }.into());
+    }
     let log_tx = match log_writer {
         Some(writer) => {
             let log_tx = writer.tx().await?;
@@ -264,11 +268,11 @@ async fn apply(
     let (appended, merged) = match &log_tx {
         Some(log_tx) => tokio::join!(
             bulk::append(log_tx, network.id, log),
-            merge_state(&tx, network, &segment, answers, progress.head)
+            merge_state(&tx, network, &segment, answers, &progress)
         ),
         None => (
             bulk::append(&tx, network.id, log).await,
-            merge_state(&tx, network, &segment, answers, progress.head).await,
+            merge_state(&tx, network, &segment, answers, &progress).await,
         ),
     };
     appended?;
@@ -291,27 +295,31 @@ async fn merge_state(
     network: &Network,
     segment: &Segment,
     answers: &Answers,
-    old_head: i64,
+    progress: &Progress,
 ) -> Result<Option<Vec<(AssetId, U256)>>, HistoryError> {
     let now = segment.last_time;
     bulk::merge_balances(tx, network.id, now).await?;
-    let overfull = bulk::merge_catalog(tx, network.id, now).await?;
+    let overfull = bulk::merge_catalog(tx, network.id).await?;
     if !overfull.is_empty() {
         return Ok(Some(overfull));
     }
+    let height = segment.range.last().as_i64();
+    let mut workers = vec!["normalizer", "state-updater"];
+    if !progress.read_models_due {
+        bulk::merge_read_models(tx, network.id, now).await?;
+        projection::move_watermark(tx, network.id, height, None).await?;
+        workers.push("projector");
+    }
     let opened: Vec<_> = segment.opened.iter().map(|(asset, _, _)| asset.0).collect();
     bulk::mark_partial(tx, &opened).await?;
-    bulk::merge_statistics(tx, network.id, now).await?;
-    let height = segment.range.last().as_i64();
     bulk::add_digests(tx, network.id, &segment.digest, height).await?;
     ledger::record_openings(tx, network.id, &opening_rows(&segment.assets, &segment.opened, answers), true)
         .await?;
     bulk::count_events(tx, network.id, usize::try_from(segment.events).unwrap_or(usize::MAX)).await?;
-    projection::move_watermark(tx, network.id, height, None).await?;
     let set_aside =
         SetAside { range: segment.range, quarantined: &segment.quarantined, refused: &segment.refused };
     quarantine(tx, network, &set_aside).await?;
-    bulk::finish(tx, network.id, old_head, height).await?;
+    bulk::finish(tx, network.id, progress.head, height, &workers).await?;
     Ok(None)
 }
 

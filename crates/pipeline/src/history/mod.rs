@@ -12,9 +12,10 @@ pub use apply::{Writers, apply_blocks};
 pub use worker::{HistoryOptions, HistoryProgress, HistoryWorker, SEGMENTS_MAX};
 
 use tidemark_model::chain::{ChainAdapter, ParsedBlock, RawBlock};
-use tidemark_model::ids::HeightRange;
-use tidemark_store::StoreError;
+use tidemark_model::ids::{HeightRange, NetworkId};
+use tidemark_store::projection::built_last;
 use tidemark_store::raw::RawError;
+use tidemark_store::{Conn, StoreError, bulk, log_height, projection};
 
 use crate::stage_time;
 
@@ -50,6 +51,39 @@ pub enum HistoryError {
         /// The segment.
         range: HeightRange,
     },
+}
+
+/// Builds the read models of a history that was put off ([`built_last`]), with a second connection if there is one.
+/// `false`: not now, because something of the network is open or on its way to the projector.
+pub async fn show(conn: &mut Conn, mut second: Option<Conn>, network: NetworkId) -> Result<bool, StoreError> {
+    if bulk::projector_lags(conn, network).await? {
+        return Ok(false);
+    }
+    let started = std::time::Instant::now();
+    let tx = conn.tx().await?;
+    let progress = bulk::lock_progress(&tx, network).await?;
+    if !progress.read_models_due {
+        return Ok(true); // Somebody else was faster.
+    }
+    if progress.finalized != progress.head {
+        return Ok(false);
+    }
+    // Transfers of a segment that was never applied would be counted by the second connection.
+    if log_height::settle(&tx, network, progress.head).await? {
+        tx.commit().await?;
+        return Ok(false);
+    }
+    projection::lock_network(&tx, network).await?;
+    built_last::build(&tx, network, second.as_mut()).await?;
+    tx.commit().await?;
+    tracing::info!(
+        network_id = network.0,
+        height = progress.head,
+        seconds = started.elapsed().as_secs(),
+        action = "build_read_models",
+        "Owners, assets and collections are shown."
+    );
+    Ok(true)
 }
 
 /// Parses blocks and lets their records go.

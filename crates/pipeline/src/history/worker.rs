@@ -7,19 +7,21 @@ use std::time::{Duration, Instant};
 use tidemark_model::OffsetDateTime;
 use tidemark_model::chain::{ChainAdapter, ParsedBlock, RawBlock};
 use tidemark_model::ids::{Height, HeightRange, NetworkId};
+use tidemark_store::bulk::Progress;
 use tidemark_store::outbox::Emitter;
 use tidemark_store::partitions::{Partitions, Table, index_partition};
+use tidemark_store::projection::built_last;
 use tidemark_store::raw::{self, RawChunks, RawReader};
-use tidemark_store::{Db, Verdict, bulk, cursor, ledger};
+use tidemark_store::{Conn, Db, Verdict, bulk, cursor, ledger};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::apply::{Built, Source, Writers, apply_built};
 use super::segment::{Before, Builder};
-use super::{HistoryError, parse};
+use super::{HistoryError, parse, show};
 use crate::stage_time;
-use crate::workers::{Cause, advance_finality};
+use crate::workers::{Cause, advance_finality, take_back_above_head};
 
 /// Settings of one network's history worker.
 #[derive(Debug, Clone)]
@@ -27,9 +29,12 @@ pub struct HistoryOptions {
     /// Records in one segment: enough to fold many movements of one pair into one row, few enough to stay
     /// well below the memory limit (about 700 bytes each while a segment is built).
     pub segment_records: usize,
-    /// A first history longer than this many blocks is built without secondary indexes, which are built
-    /// when it is done.
-    pub defer_indexes_above_blocks: u64,
+    /// A first history longer than this many blocks goes into the ledger without read models and secondary
+    /// indexes, which are built when it is done.
+    pub defer_above_blocks: u64,
+    /// Or when the ledger has waited this long, all in all, for blocks to be read: then the node is what
+    /// everything waits for, and owners can be shown as they come.
+    pub defer_while_waiting: Duration,
     /// Pause when there is nothing to do.
     pub idle_wait: Duration,
     /// Segments in memory at once, of all networks that share this: a network takes two (one is made while one is
@@ -44,7 +49,8 @@ impl Default for HistoryOptions {
     fn default() -> Self {
         Self {
             segment_records: 28_000,
-            defer_indexes_above_blocks: 20_000,
+            defer_above_blocks: 20_000,
+            defer_while_waiting: Duration::from_secs(10),
             idle_wait: Duration::from_millis(200),
             segments: Arc::new(Semaphore::new(SEGMENTS_MAX)),
         }
@@ -78,6 +84,20 @@ pub struct HistoryWorker {
     options: HistoryOptions,
     progress: watch::Sender<HistoryProgress>,
 }
+
+/// What a worker remembers from look to look.
+#[derive(Default)]
+struct Pace {
+    /// How long there was nothing to apply while more was to come.
+    waited: Duration,
+    /// Indexes that a first history did without are there.
+    has_indexes: bool,
+    /// Since when blocks above the ledger's head are in the way.
+    blocked_since: Option<Instant>,
+}
+
+/// How long messages may take that lead up to blocks above the ledger's head.
+const MESSAGES_WAIT: Duration = Duration::from_secs(5);
 
 /// A segment made ahead. Its blocks come along where it is likely to be built again: starting in the middle of
 /// history, what the chain says of older balances goes into it.
@@ -164,11 +184,12 @@ impl HistoryWorker {
     pub async fn run(&self, stop: CancellationToken) -> Result<(), HistoryError> {
         let network = self.adapter.network().clone();
         bulk::ensure_progress(&self.app.conn().await?, network.id, network.start_block).await?;
+        let mut pace = Pace::default();
         loop {
             if stop.is_cancelled() {
                 return Ok(());
             }
-            match self.catch_up(&stop).await {
+            match self.catch_up(&stop, &mut pace).await {
                 Ok(true) => {}
                 Ok(false) => {
                     tokio::select! {
@@ -185,7 +206,7 @@ impl HistoryWorker {
     }
 
     /// Applies what is available now; `false` when there was nothing.
-    async fn catch_up(&self, stop: &CancellationToken) -> Result<bool, HistoryError> {
+    async fn catch_up(&self, stop: &CancellationToken, pace: &mut Pace) -> Result<bool, HistoryError> {
         let network = self.adapter.network();
         let Some(progress) = bulk::read_progress(&self.app.conn().await?, network.id).await? else {
             return Ok(false);
@@ -196,26 +217,52 @@ impl HistoryWorker {
             now.available = available;
         });
         if progress.finalized != progress.head {
-            return self.finish_live(progress.head, available).await;
+            let is_moved = self.finish_live(progress.head, available).await?;
+            // Who died between the last segment and its indexes finds live ahead of him.
+            if !is_moved && !pace.has_indexes && progress.head >= finalized {
+                self.restore_indexes(&mut self.app.conn().await?, progress.head).await?;
+                pace.has_indexes = true;
+            }
+            return Ok(is_moved);
         }
         let next = Height::from_i64(progress.head + 1);
         let Some(range) =
             u64::try_from(available).ok().and_then(|last| HeightRange::inclusive(next, Height(last)))
         else {
             // Nothing to apply: either all of finalized history is there, or raw history is still coming.
-            if progress.head >= finalized {
-                self.finish_backlog(progress.head).await?;
+            let is_done = progress.head >= finalized;
+            let is_slow = progress.read_models_due && pace.waited >= self.options.defer_while_waiting;
+            if is_done || is_slow {
+                self.finish_backlog(&progress).await?;
+            }
+            if is_done {
                 self.progress.send_modify(|now| now.idle = true);
+            } else {
+                pace.waited += self.options.idle_wait;
             }
             return Ok(false);
         };
+        if let Some(is_moved) = self.clear_the_way(progress.head, pace).await? {
+            return Ok(is_moved);
+        }
         // Whatever live adds from here on moves the head, and that fences the segment off.
         if bulk::projector_lags(&self.app.conn().await?, network.id).await? {
             return Ok(false);
         }
         self.progress.send_modify(|now| now.idle = false);
         let backlog = u64::try_from(finalized - progress.head).unwrap_or(0);
-        if backlog >= self.options.defer_indexes_above_blocks {
+        if backlog >= self.options.defer_above_blocks {
+            let before_start = network.start_block.as_i64() - 1;
+            if built_last::put_off(&self.app.conn().await?, network.id, before_start).await? {
+                pace.waited = Duration::ZERO;
+                tracing::info!(
+                    network_id = network.id.0,
+                    blocks = backlog,
+                    action = "put_off_read_models",
+                    "Owners, assets and collections are shown when this first history is read."
+                );
+            }
+            pace.has_indexes = false;
             let deferred = bulk::defer_indexes(&mut self.app.conn().await?).await?;
             if deferred > 0 {
                 tracing::info!(
@@ -273,6 +320,35 @@ impl HistoryWorker {
         Ok(true)
     }
 
+    /// After a reorg that went there and back, blocks above the ledger's head may stand. Messages that lead up to them
+    /// are mostly on their way; when none has come for a while, they are taken back and come with history.
+    /// Gives nothing if nothing is in the way.
+    async fn clear_the_way(&self, head: i64, pace: &mut Pace) -> Result<Option<bool>, HistoryError> {
+        let network = self.adapter.network();
+        let mut conn = self.app.conn().await?;
+        let tx = conn.tx().await?;
+        if ledger::open_above(&tx, network.id, head).await?.is_empty() {
+            pace.blocked_since = None;
+            return Ok(None);
+        }
+        if pace.blocked_since.get_or_insert_with(Instant::now).elapsed() < MESSAGES_WAIT {
+            return Ok(Some(false));
+        }
+        let cause = Cause { id: format!("history:{}:{head}:way", network.id), at: OffsetDateTime::now_utc() };
+        let done = take_back_above_head(&tx, network, &cause).await?;
+        self.emitter.append(&tx, &done.drafts).await?;
+        tx.commit().await?;
+        pace.blocked_since = None;
+        tracing::warn!(
+            network_id = network.id.0,
+            head,
+            events = done.reverted,
+            action = "take_back",
+            "Events above the ledger's head stood in the way of history and were taken back."
+        );
+        Ok(Some(true))
+    }
+
     /// Reads, parses and builds ahead of the writer by one segment.
     async fn apply_range(&self, range: HeightRange, stop: &CancellationToken) -> Result<(), HistoryError> {
         let (sender, mut receiver) = mpsc::channel::<(OwnedSemaphorePermit, Ahead)>(1);
@@ -320,19 +396,27 @@ impl HistoryWorker {
         Ok(())
     }
 
-    /// History is done for now: build what was deferred, so that readers find their indexes.
-    async fn finish_backlog(&self, applied: i64) -> Result<(), HistoryError> {
+    /// History is done for now: build what was deferred, so that readers find their rows and indexes.
+    async fn finish_backlog(&self, progress: &Progress) -> Result<(), HistoryError> {
         let mut conn = self.app.conn().await?;
         let network = self.adapter.network().id;
-        if let Ok(height) = u64::try_from(applied) {
-            let due =
-                self.partitions.indexes_due(&conn, &[Table::Transfers], network, Height(height)).await?;
-            for partition in &due {
-                index_partition(&mut conn, partition).await?;
-            }
-            self.partitions.ensure_indexed(&mut conn, &[Table::Transfers], network, Height(height)).await?;
+        if progress.read_models_due && !show(&mut conn, self.app.spare_conn().await, network).await? {
+            return Ok(()); // Not yet: look again.
         }
-        let restored = bulk::restore_indexes(&mut conn).await?;
+        self.restore_indexes(&mut conn, progress.head).await
+    }
+
+    /// Builds the indexes that a first history did without, and those of the newest transfers.
+    async fn restore_indexes(&self, conn: &mut Conn, head: i64) -> Result<(), HistoryError> {
+        let network = self.adapter.network().id;
+        if let Ok(height) = u64::try_from(head) {
+            let due = self.partitions.indexes_due(conn, &[Table::Transfers], network, Height(height)).await?;
+            for partition in &due {
+                index_partition(conn, partition).await?;
+            }
+            self.partitions.ensure_indexed(conn, &[Table::Transfers], network, Height(height)).await?;
+        }
+        let restored = bulk::restore_indexes(conn).await?;
         if restored > 0 {
             tracing::info!(
                 network_id = self.adapter.network().id.0,

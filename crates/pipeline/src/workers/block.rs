@@ -32,7 +32,7 @@ pub enum BlockOutcome {
     Done(Vec<Draft>),
     /// It was here before, or lies in what is final already.
     Skipped,
-    /// Blocks below it are missing: defer. The newest contiguous height is given.
+    /// Blocks below it are missing, or not shown yet: defer. The newest contiguous height is given.
     Gap {
         /// Everything at or below is normalized.
         head: i64,
@@ -59,7 +59,7 @@ pub async fn process_block(
     if height <= progress.finalized {
         return Ok(BlockOutcome::Skipped);
     }
-    if height > progress.head + 1 {
+    if height > progress.head + 1 || progress.read_models_due {
         return Ok(BlockOutcome::Gap { head: progress.head });
     }
     if !ledger::record_block(tx, network.id, block).await? {

@@ -11,7 +11,7 @@ use tidemark_model::ids::{AssetId, BlockHash, EventId, Height};
 use tidemark_store::catalog::Supply;
 use tidemark_store::checks::Slice;
 use tidemark_store::ledger::{self, Pair};
-use tidemark_store::{Tx, applied, catalog, digest, ownership};
+use tidemark_store::{Tx, applied, catalog, digest, ownership, projection};
 
 use super::book::changes;
 use super::{Cause, WorkError, drafts, state_updater};
@@ -61,7 +61,52 @@ pub async fn handle_reorg(
         });
     }
     ledger::swap_branches(tx, network.id, &orphaned, canonical).await?;
-    let reverted = ledger::revert_blocks(tx, network.id, &orphaned).await?;
+    let swapped = swap(tx, network, &orphaned, canonical).await?;
+
+    // Only blocks that were normalized move the head; a message that comes again finds none.
+    if let Some(lowest) = known.iter().map(|block| block.height.as_i64()).min() {
+        progress.head = progress.head.min(lowest - 1);
+        for block in ledger::recent_above(tx, network.id, progress.head).await? {
+            if block.height.as_i64() == progress.head + 1 {
+                progress.head += 1;
+            }
+        }
+        ledger::set_progress(tx, network.id, &progress).await?;
+    }
+    swapped.told(tx, network, progress.head, cause).await
+}
+
+/// History is about to pass blocks above the ledger's head whose events stand: a reorg went there and back, and
+/// what would have led up to them was never said again. They are taken back; what of them is on the final chain
+/// comes with history. Nothing to do while there are none.
+pub async fn take_back_above_head(
+    tx: &Tx<'_>,
+    network: &Network,
+    cause: &Cause,
+) -> Result<Reorged, WorkError> {
+    let progress = ledger::lock_progress(tx, network.id, network.start_block).await?;
+    let open = ledger::open_above(tx, network.id, progress.head).await?;
+    ledger::forget_blocks(tx, network.id, &open).await?;
+    let hashes: Vec<BlockHash> = open.iter().map(|block| block.hash).collect();
+    projection::remove_block_cards(tx, network.id, &hashes).await?;
+    swap(tx, network, &open, &[]).await?.told(tx, network, progress.head, cause).await
+}
+
+/// What became of the events of two branches.
+struct Swapped {
+    reverted: Vec<ledger::TouchedEvent>,
+    restored: Vec<ledger::TouchedEvent>,
+    touched: BTreeSet<AssetId>,
+}
+
+/// Reverts the events of `orphaned` blocks and restores those of `canonical` ones that were reverted.
+async fn swap(
+    tx: &Tx<'_>,
+    network: &Network,
+    orphaned: &[BlockRef],
+    canonical: &[BlockRef],
+) -> Result<Swapped, WorkError> {
+    let reverted = ledger::revert_blocks(tx, network.id, orphaned).await?;
     let restored = ledger::restore_blocks(tx, network.id, canonical).await?;
 
     let reverted_ids: Vec<EventId> = reverted.iter().map(|event| event.id).collect();
@@ -82,33 +127,37 @@ pub async fn handle_reorg(
     catalog::unmark_partial(tx, &unopened).await?;
     touched.extend(reverted.iter().chain(&restored).filter_map(|event| event.asset));
 
-    // Only blocks that were normalized move the head; a message that comes again finds none.
-    if let Some(lowest) = known.iter().map(|block| block.height.as_i64()).min() {
-        progress.head = progress.head.min(lowest - 1);
-        for block in ledger::recent_above(tx, network.id, progress.head).await? {
-            if block.height.as_i64() == progress.head + 1 {
-                progress.head += 1;
-            }
-        }
-        ledger::set_progress(tx, network.id, &progress).await?;
-    }
+    Ok(Swapped { reverted, restored, touched })
+}
 
-    let mut emitted: Vec<Draft> = reverted
-        .iter()
-        .filter(|event| event.kind != EventKind::Opening)
-        .map(|event| drafts::event_reverted(network, event, cause))
-        .collect();
-    let restored_rows = ledger::read_events(tx, network.id, &restored_ids).await?;
-    let standing: Vec<_> = restored_rows.iter().filter(|row| row.kind != EventKind::Opening).collect();
-    emitted.extend(drafts::events_normalized(network, &standing, cause));
-    emitted.extend(drafts::ownership_changed(network, "reorg", progress.head, &touched, cause));
-    Ok(Reorged {
-        drafts: emitted,
-        reverted: reverted.len(),
-        restored: restored.len(),
-        touched_assets: touched,
-        head: progress.head,
-    })
+impl Swapped {
+    /// What others are told of it.
+    async fn told(
+        self,
+        tx: &Tx<'_>,
+        network: &Network,
+        head: i64,
+        cause: &Cause,
+    ) -> Result<Reorged, WorkError> {
+        let Self { reverted, restored, touched } = self;
+        let mut emitted: Vec<Draft> = reverted
+            .iter()
+            .filter(|event| event.kind != EventKind::Opening)
+            .map(|event| drafts::event_reverted(network, event, cause))
+            .collect();
+        let restored_ids: Vec<EventId> = restored.iter().map(|event| event.id).collect();
+        let restored_rows = ledger::read_events(tx, network.id, &restored_ids).await?;
+        let standing: Vec<_> = restored_rows.iter().filter(|row| row.kind != EventKind::Opening).collect();
+        emitted.extend(drafts::events_normalized(network, &standing, cause));
+        emitted.extend(drafts::ownership_changed(network, "reorg", head, &touched, cause));
+        Ok(Reorged {
+            drafts: emitted,
+            reverted: reverted.len(),
+            restored: restored.len(),
+            touched_assets: touched,
+            head,
+        })
+    }
 }
 
 /// The operator's way back: everything above `to` is open again, claims are released, and owners, history,

@@ -10,9 +10,10 @@ use tidemark_model::chain::{
     RawBlock, RawEvent,
 };
 use tidemark_model::ids::{BlockHash, Height, HeightRange};
-use tidemark_pipeline::history::{HistoryError, Writers, apply_blocks};
-use tidemark_pipeline::workers::Openings;
+use tidemark_pipeline::history::{HistoryError, Writers, apply_blocks, show};
+use tidemark_pipeline::workers::{BlockOutcome, Openings};
 use tidemark_store::bulk;
+use tidemark_store::projection::built_last;
 
 use crate::world::{NETWORK, World, account_id, block, class, owners, single};
 
@@ -149,6 +150,57 @@ async fn a_reorg_while_a_lease_is_running_comes_before_it_or_fences_it() {
         assert!(world.key(lost.id()).await.3, "it stays reverted");
         world.holds().await;
     }
+}
+
+/// A reorg there and back restores events above the head before their blocks are said again. Before: history could
+/// not write the same events (their keys were there), and a later message of a block it had passed halted the network.
+#[tokio::test]
+async fn what_stands_above_the_head_makes_way_for_history() {
+    let world = World::new().await;
+    let (mint, moved) = (single(1, 5, None, Some("a")), single(2, 5, Some("a"), Some("b")));
+    let (back, lost) = (single(3, 6, None, Some("x")), single(4, 7, None, Some("y")));
+    world.done(block(0, 0), &[&mint]).await;
+    world.finalize(0).await;
+    world.done(block(1, 0), &[&moved]).await;
+    world.done(block(2, 0), &[&back]).await;
+    world.done(block(3, 0), &[&lost]).await;
+    let (there, here) = ([block(1, 0), block(2, 0), block(3, 0)], [block(1, 1), block(2, 1), block(3, 1)]);
+    world.reorg(&there, &here).await;
+    let done = world.reorg(&here, &there).await;
+    assert_eq!((done.restored, done.head), (3, 0));
+    // The third block is gone for good, which nobody has said yet; the others are final by now.
+    let events = [moved.at(block(1, 0)), back.at(block(2, 0))];
+    assert!(fenced(world.segment(1, 9, &events).await), "not over what stands");
+    for reverted in [3, 0] {
+        assert_eq!(world.take_back().await.reverted, reverted);
+    }
+    assert_eq!(world.latest(mint.asset()).await, owners(&[("a", 1)]));
+    assert_eq!(world.segment(1, 9, &events).await.expect("applies"), 2);
+    world.reorg(&[block(3, 0)], &[block(3, 2)]).await;
+    assert_eq!(world.finalized(mint.asset()).await, owners(&[("b", 1)]));
+    assert_eq!(world.finalized(back.asset()).await, owners(&[("x", 1)]));
+    assert_eq!(world.latest(lost.asset()).await, owners(&[]));
+    world.holds().await;
+}
+
+#[tokio::test]
+async fn live_waits_while_a_first_history_is_not_shown() {
+    let world = World::new().await;
+    let mint = single(1, 5, None, Some("a"));
+    let conn = world.db.conn().await.expect("connects");
+    bulk::ensure_progress(&conn, NETWORK, Height(0)).await.expect("progress");
+    assert!(built_last::put_off(&conn, NETWORK, -1).await.expect("puts off"));
+    drop(conn);
+    world.segment(0, 3, &[mint.at(block(2, 0))]).await.expect("applies");
+    let moved = single(2, 5, Some("a"), Some("b"));
+    let outcome = world.block(block(4, 0), &[&moved]).await;
+    assert!(matches!(outcome, BlockOutcome::Gap { head: 3 }), "{outcome:?}");
+    let mut conn = world.db.conn().await.expect("connects");
+    assert!(show(&mut conn, None, NETWORK).await.expect("shows"));
+    drop(conn);
+    world.done(block(4, 0), &[&moved]).await;
+    assert_eq!(world.latest(mint.asset()).await, owners(&[("b", 1)]));
+    world.holds().await;
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use tidemark_model::quantity::SignedQty;
 use tidemark_model::redact::RedactedUrl;
 use tidemark_pipeline::workers::{
     BlockInput, BlockOutcome, Cause, Finalized, Openings, Reorged, WorkError, advance_finality, handle_reorg,
-    process_block, rewind, verify_ledger,
+    process_block, rewind, take_back_above_head, verify_ledger,
 };
 use tidemark_store::{Db, DbOptions};
 use tidemark_testkit::pg::TestDb;
@@ -238,6 +238,14 @@ impl World {
     }
     pub(crate) async fn reorg(&self, orphaned: &[BlockRef], canonical: &[BlockRef]) -> Reorged {
         self.try_reorg(orphaned, canonical).await.expect("handles the reorg")
+    }
+    /// What stands above the head makes way for history.
+    pub(crate) async fn take_back(&self) -> Reorged {
+        let mut conn = self.db.conn().await.expect("connects");
+        let tx = conn.tx().await.expect("begins");
+        let done = take_back_above_head(&tx, &self.network, &cause("way")).await.expect("takes back");
+        tx.commit().await.expect("commits");
+        done
     }
     /// The operator's way back.
     pub(crate) async fn rewind(&self, to: u64) -> Reorged {

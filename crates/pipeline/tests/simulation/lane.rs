@@ -4,11 +4,11 @@
 use tidemark_model::chain::{ChainAdapter, ParsedBlock, RawBlock};
 use tidemark_model::envelope::*;
 use tidemark_model::ids::{Height, HeightRange};
-use tidemark_pipeline::history::{HistoryError, Writers, apply_blocks};
+use tidemark_pipeline::history::{HistoryError, Writers, apply_blocks, show};
 use tidemark_pipeline::projectors::{self, rebuild_keys, touched};
 use tidemark_pipeline::workers::{
     BlockInput, BlockOutcome, Cause, Openings, WorkError, advance_finality, handle_reorg, prepare,
-    process_block,
+    process_block, take_back_above_head,
 };
 use tidemark_store::{Conn, Db, Tx, bulk, ledger};
 use time::OffsetDateTime;
@@ -80,11 +80,11 @@ impl Lane {
                 Err(error) => return Err(error.to_string()),
             }
         }
-        let (chain, answers) = (&self.chain, &answers);
+        let (chain, feed, answers) = (&self.chain, &self.feed, &answers);
         let (step, drafts) = attempt(ground, kill, async |tx| {
             let mut drafts = Vec::new();
             for (message, (parsed, openings)) in messages.iter().zip(answers) {
-                match apply(tx, chain, message, parsed, openings).await? {
+                match apply(tx, chain, feed, message, parsed, openings).await? {
                     Some(more) => drafts.extend(more),
                     None => return Ok(None),
                 }
@@ -117,7 +117,19 @@ impl Lane {
         let next = Height::from_i64(progress.head + 1);
         let last = available.min(next.as_i64() + i64::try_from(most).expect("few") - 1);
         if last < next.as_i64() || self.projected < self.emitted.len() {
+            if progress.read_models_due && self.projected == self.emitted.len() {
+                return self.show(ground, conn, most, kill).await;
+            }
             return Ok((Step::Waits, "nothing for history".to_owned()));
+        }
+        let mut conn = conn;
+        if self.is_blocked(&mut conn, progress.head).await? {
+            drop(conn);
+            // Messages may be on their way that clear it; or not.
+            return match most % 3 {
+                0 => Ok((Step::Waits, "history waits for messages".to_owned())),
+                _ => self.take_back(ground, kill).await,
+            };
         }
         let range = HeightRange::inclusive(next, Height::from_i64(last)).expect("not empty");
         let blocks = self.segment(range);
@@ -139,6 +151,45 @@ impl Lane {
         };
         put_out(&writers.state, kill).await?;
         Ok((step, what))
+    }
+
+    async fn is_blocked(&self, conn: &mut Conn, head: i64) -> Result<bool, Failed> {
+        let tx = conn.tx().await.map_err(text)?;
+        Ok(!ledger::open_above(&tx, self.chain.network.id, head).await.map_err(text)?.is_empty())
+    }
+
+    /// Blocks above the head that history is about to pass.
+    async fn take_back(&mut self, ground: &Ground, kill: Kill) -> Result<(Step, String), Failed> {
+        let network = &self.chain.network;
+        let cause = Cause { id: format!("way:{}", self.emitted.len()), at: OffsetDateTime::UNIX_EPOCH };
+        let (step, drafts) = attempt(ground, kill, async |tx| {
+            Ok::<_, WorkError>(Some(take_back_above_head(tx, network, &cause).await?.drafts))
+        })
+        .await?;
+        self.emitted.extend(drafts.into_iter().map(envelope));
+        Ok((step, "history clears the way".to_owned()))
+    }
+
+    /// History is through: what was put off is built, with one connection or with two.
+    async fn show(
+        &self,
+        ground: &Ground,
+        mut conn: Conn,
+        most: u64,
+        kill: Kill,
+    ) -> Result<(Step, String), Failed> {
+        light(&conn, kill).await?;
+        let second = if most % 2 == 0 { ground.db.spare_conn().await } else { None };
+        let step = match show(&mut conn, second, self.chain.network.id).await {
+            Ok(true) => Step::Done,
+            Ok(false) => Step::Waits,
+            Err(error) => {
+                ground.note_kill(&format!("read models: {}", killed_at(&error).ok_or_else(|| text(error))?));
+                Step::Died
+            }
+        };
+        put_out(&conn, kill).await?;
+        Ok((step, "the read models are built".to_owned()))
     }
 
     /// The blocks of a range that hold records, parsed: history stores no others.
@@ -282,6 +333,7 @@ pub(crate) async fn replay(db: &Db, lane: &Lane, last: u64, in_bulk: bool) -> Re
 async fn apply(
     tx: &Tx<'_>,
     chain: &Chain,
+    feed: &Feed,
     message: &Message,
     parsed: &ParsedBlock,
     openings: &Openings,
@@ -304,7 +356,16 @@ async fn apply(
             }
         }
         Message::Reorg { orphaned, canonical, .. } => {
-            Ok(Some(handle_reorg(tx, network, orphaned, canonical, &cause).await?.drafts))
+            let stored = |height: u64| feed.stored.get(&height).map(|block| block.hash);
+            match handle_reorg(tx, network, orphaned, canonical, &cause).await {
+                // The chain has come back to it since.
+                Err(WorkError::FinalizedReverted { block, .. })
+                    if stored(block.height.0) == Some(block.hash) =>
+                {
+                    Ok(Some(Vec::new()))
+                }
+                done => Ok(Some(done?.drafts)),
+            }
         }
         Message::Final { block } => {
             let done = advance_finality(tx, network, block.height, Some(block.hash), &cause).await;

@@ -6,6 +6,7 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use tidemark_sim::ReorgKind;
+use tidemark_store::projection::built_last;
 
 use crate::chain::{Archive, Chain};
 use crate::check;
@@ -42,6 +43,12 @@ pub(crate) async fn run(ground: &Ground, seed: u64, trace: &mut Trace) -> Result
     for lane in &lanes {
         settle(&ground.db, &lane.chain.network).await.map_err(text)?;
         settle(&ground.replay, &lane.chain.network).await.map_err(text)?;
+        if random.random_bool(0.4) {
+            let conn = ground.db.conn().await.map_err(text)?;
+            let before_start = lane.chain.network.start_block.as_i64() - 1;
+            built_last::put_off(&conn, lane.chain.network.id, before_start).await.map_err(text)?;
+            trace.note(lane, "is shown when its history is read".to_owned());
+        }
     }
     for _ in 0..ACTIONS {
         let lane = &mut lanes[usize::from(random.random_bool(0.5))];

@@ -8,12 +8,13 @@ use crate::db::{StoreError, Tx};
 
 /// Ids are hashes, so a run of them from a random start is a random sample, found by the primary key.
 const SAMPLE: &str = "
-    select id from ((select id from catalog.assets where id >= $1 order by id limit $2)
+    select id from ((select id, network_id from catalog.assets where id >= $1 order by id limit $2)
                     union
-                    (select id from catalog.assets where id < $1 order by id limit $2)) s
+                    (select id, network_id from catalog.assets where id < $1 order by id limit $2)) s
+     where network_id not in (select p.network_id from ledger.network_progress p where p.read_models_due)
      order by id < $1, id limit $2";
 
-/// At most `size` assets, from `start` on, around the end.
+/// At most `size` assets, from `start` on, around the end; none of a network that has no read models yet.
 pub async fn sample(tx: &Tx<'_>, start: Uuid, size: i64) -> Result<Vec<Uuid>, StoreError> {
     let rows = tx.query("sample assets", SAMPLE, &[&start, &size]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())

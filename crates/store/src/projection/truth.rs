@@ -58,13 +58,25 @@ macro_rules! ownership_truth {
 }
 pub(crate) use ownership_truth;
 
-/// asset_cards without last_height. `keys`: (asset_id), and what `more` selects of them besides. supply = finalized supply plus the net of unfinalized
+/// asset_cards without last_height. `keys`: (asset_id), and what `more` selects of them besides; or `from`: rows of
+/// catalog.assets as `a`, and what is `open` of them as `u`. supply = finalized supply plus the net of unfinalized
 /// mints and burns; burned = nothing is left of something that was, and no holder from before our start is unknown.
 macro_rules! card_truth {
     ($keys:expr) => {
         $crate::projection::truth::card_truth!($keys, "")
     };
     ($keys:expr, $more:expr) => {
+        $crate::projection::truth::card_truth!(
+            from: concat!("(", $keys, ") k join catalog.assets a on a.id = k.asset_id"),
+            open: "(select sum(e.net) as net, bool_or(e.net <> 0) as made_or_burned, max(e.height) as open_height
+                      from (select sum(d.qty_delta) as net, max(d.block_number) as height
+                              from ledger.unfinalized_deltas d
+                             where d.asset_id = a.id
+                             group by d.normalized_event_id) e)",
+            more: $more
+        )
+    };
+    (from: $from:expr, open: $open:expr, more: $more:expr) => {
         concat!(
             "select a.id as asset_id, a.network_id, a.collection_id, a.token_id_raw as token_id,
                     a.standard_id as standard, a.is_stub, a.history,
@@ -75,14 +87,8 @@ macro_rules! card_truth {
                     case when u.open_height is null then 'finalized'
                          else 'pending' end::ledger.event_finality_status as finality_status,
                     u.open_height", $more, "
-               from (", $keys, ") k
-               join catalog.assets a on a.id = k.asset_id
-               left join lateral (
-                    select sum(e.net) as net, bool_or(e.net <> 0) as made_or_burned, max(e.height) as open_height
-                      from (select sum(d.qty_delta) as net, max(d.block_number) as height
-                              from ledger.unfinalized_deltas d
-                             where d.asset_id = a.id
-                             group by d.normalized_event_id) e) u on true"
+               from ", $from, "
+               left join lateral ", $open, " u on true"
         )
     };
 }
@@ -142,9 +148,12 @@ macro_rules! holder_truth {
 pub(crate) use holder_truth;
 
 /// collection_stats, from asset_cards, collection_holders and transfers. `filter` is a condition on
-/// `collection_id`, which all three have.
+/// `collection_id`, which all three have; `transfers` one on transfers instead.
 macro_rules! stats_truth {
     ($filter:expr) => {
+        $crate::projection::truth::stats_truth!($filter, $filter)
+    };
+    ($filter:expr, $transfers:expr) => {
         concat!(
             "select c.id as collection_id, c.network_id, t.address_normalized as address, t.standard_id as standard,
                     c.slug, c.name, c.verified, c.is_stub, t.reliability, t.unreliable_reason,
@@ -159,7 +168,7 @@ macro_rules! stats_truth {
                             from projection.collection_holders where ", $filter, " group by collection_id) h
                       on h.collection_id = x.collection_id
                left join (select collection_id, count(*) as transfers
-                            from projection.transfers where not is_reverted and ", $filter, "
+                            from projection.transfers where not is_reverted and ", $transfers, "
                            group by collection_id) m
                       on m.collection_id = x.collection_id"
         )
@@ -167,10 +176,13 @@ macro_rules! stats_truth {
 }
 pub(crate) use stats_truth;
 
-/// account_summaries, from ownership_view and transfers. The filters are conditions on `account_id`,
-/// `from_account` and `to_account`.
+/// account_summaries, from ownership_view (or other rows of `holdings`) and transfers. The filters are conditions on
+/// `account_id`, `from_account` and `to_account`.
 macro_rules! account_truth {
     ($account:expr, $from:expr, $to:expr) => {
+        $crate::projection::truth::account_truth!("projection.ownership_view", $account, $from, $to)
+    };
+    ($holdings:expr, $account:expr, $from:expr, $to:expr) => {
         concat!(
             "select a.id as account_id, a.network_id, a.address_normalized as address,
                     x.assets as asset_count, x.transfers as transfer_count, a.first_seen_at,
@@ -178,7 +190,7 @@ macro_rules! account_truth {
                from (select p.account_id, sum(p.assets)::bigint as assets, sum(p.transfers)::bigint as transfers,
                             max(p.seen) as seen
                        from (select account_id, 1 as assets, 0 as transfers, null::timestamptz as seen
-                               from projection.ownership_view where qty > 0 and ", $account, "
+                               from ", $holdings, " where qty > 0 and ", $account, "
                              union all
                              select from_account, 0, 1, event_time from projection.transfers
                               where not is_reverted and from_account is not null and ", $from, "

@@ -121,6 +121,9 @@ async fn until_done(host: &Host, started: &Started, args: &SyncArgs) -> anyhow::
             let (done, wanted) = goals.blocks(&app);
             bar.set_length(wanted);
             bar.set_position(done);
+            if done == wanted && wanted > 0 {
+                bar.set_message("building owners and indexes");
+            }
             if goals.reached(&app) && deferred_indexes(&host.ctx).await? == 0 {
                 bar.finish_and_clear();
                 let took = began.elapsed();
@@ -212,7 +215,7 @@ fn progress_bar() -> ProgressBar {
         return ProgressBar::hidden();
     }
     let style =
-        ProgressStyle::with_template("{bar:40} {human_pos}/{human_len} blocks  {per_sec}  {eta} left")
+        ProgressStyle::with_template("{bar:40} {human_pos}/{human_len} blocks  {per_sec}  {eta} left  {msg}")
             .expect("a fixed template");
     ProgressBar::new(0).with_style(style)
 }
@@ -256,13 +259,14 @@ impl Goals {
         })
     }
 
-    /// Blocks done and wanted over all networks.
+    /// Blocks done and wanted over all networks. A first long history is projected at its end: until then what the
+    /// ledger has counts.
     fn blocks(&self, app: &[AppProgress]) -> (u64, u64) {
         let mut all = (0, 0);
         for goal in &self.0 {
             let Some(height) = goal.height else { continue };
             let line = app.iter().find(|line| line.network_id == goal.network_id);
-            let done = line.and_then(|line| line.projected).unwrap_or(-1).min(height);
+            let done = line.and_then(|line| line.projected.or(line.normalized)).unwrap_or(-1).min(height);
             let count = |to: i64| u64::try_from(to - goal.start + 1).unwrap_or(0);
             all = (all.0 + count(done), all.1 + count(height));
         }
@@ -323,6 +327,8 @@ mod tests {
         goals.learn(&seen(40));
         goals.learn(&seen(60));
         assert_eq!(goals.blocks(&app(0, 19)), (10, 31));
+        let unshown = AppProgress { normalized: Some(29), projected: None, ..app(0, 0)[0].clone() };
+        assert_eq!(goals.blocks(&[unshown]), (20, 31), "read, and shown at the end");
         assert!(goals.reached(&app(40, 40)));
     }
 }

@@ -591,6 +591,10 @@ impl Place {
             "autovacuum_naptime=15s",
             // Little by little: live blocks share the cores.
             "autovacuum_vacuum_cost_delay=10ms",
+            "autovacuum_vacuum_cost_limit=80",
+            // What backends write themselves goes to the disk soon, not all at once when the kernel's patience ends:
+            // a commit would wait behind it.
+            "backend_flush_after=1MB",
             // Small tables that grow fast would be sampled all the time, each time for seconds of a core; plans
             // here go by keys anyway.
             "autovacuum_analyze_threshold=20000",

@@ -385,6 +385,11 @@ impl NetworkView {
             lag: match lag_seconds(row) {
                 Some(0) => "none".to_owned(),
                 Some(lag) => format!("{} ({} blocks)", span(lag), group((head - projected).max(0))),
+                // A first long history is shown at its end.
+                None if row.projected_height.is_none() => match row.normalized_height {
+                    Some(read) => format!("reading history, at {}", group(read)),
+                    None => "unknown".to_owned(),
+                },
                 None => "unknown".to_owned(),
             },
             per_second: format!("{}.{}", tenths / 10, tenths % 10),

@@ -108,7 +108,7 @@ impl Default for IngestOptions {
             lease_range: 50_000,
             lease_ttl: Duration::from_secs(30),
             fetch_blocks_max: 20_000,
-            fetch_records: 5_000,
+            fetch_records: 3_500,
             tip_blocks_max: 64,
             history_gap_min: 64,
             payload_inline_max_bytes: PAYLOAD_INLINE_MAX_BYTES,

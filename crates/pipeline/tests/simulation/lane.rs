@@ -179,7 +179,7 @@ impl Lane {
         kill: Kill,
     ) -> Result<(Step, String), Failed> {
         light(&conn, kill).await?;
-        let second = if most % 2 == 0 { ground.db.spare_conn().await } else { None };
+        let second = if most.is_multiple_of(2) { ground.db.spare_conn().await } else { None };
         let step = match show(&mut conn, second, self.chain.network.id).await {
             Ok(true) => Step::Done,
             Ok(false) => Step::Waits,

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use self::data::Size;
 use self::endpoints::{Bare, Endpoint};
-use super::{float, print, write};
+use super::{Processor, float, print, write};
 use crate::embedded_pg::{EmbeddedPg, Options};
 
 /// `bench api`
@@ -191,14 +191,6 @@ impl Latency {
     }
 }
 
-/// The kernel's count of time: all of it, and what was stolen. Zero where it does not say.
-fn processor_time() -> (u64, u64) {
-    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-    let first = text.lines().next().unwrap_or_default();
-    let counts: Vec<u64> = first.split_whitespace().skip(1).take(8).flat_map(str::parse).collect();
-    (counts.iter().sum(), counts.get(7).copied().unwrap_or(0))
-}
-
 async fn measure_all(
     args: &ApiArgs,
     size: Size,
@@ -302,7 +294,7 @@ where
     let gap = Duration::from_secs(1) / rps;
     let mut flying = JoinSet::new();
     let mut late_max = Duration::ZERO;
-    let (time_before, stolen_before) = processor_time();
+    let processor = Processor::now();
     for n in 0..count {
         let due = begin + gap * u32::try_from(n).unwrap_or(u32::MAX);
         tokio::time::sleep_until(due).await;
@@ -318,9 +310,7 @@ where
             Ok((false, _)) | Err(_) => errors += 1,
         }
     }
-    let (time, stolen) = processor_time();
-    let stolen_percent = float(stolen - stolen_before) / float((time - time_before).max(1)) * 100.0;
-    Latency::of(times, errors, late_max, stolen_percent)
+    Latency::of(times, errors, late_max, processor.stolen_percent())
 }
 
 fn report(rows: &[Row]) {

@@ -12,7 +12,7 @@ use tidemark_sim::{FaultProfile, ReorgKind, Sim, SimConfig, SimEvent};
 use time::OffsetDateTime;
 
 use super::process::{Serving, Setup};
-use super::{Bench, float, print, write};
+use super::{Bench, Processor, float, print, write};
 
 /// `bench live`
 #[derive(Debug, Clone, clap::Args)]
@@ -210,6 +210,8 @@ struct Run {
     transfers: u64,
     /// Blocks that were not visible when the next one appeared, this one not counted.
     backlog: Vec<u64>,
+    /// What others on the host took of the processors meanwhile.
+    stolen_percent: f64,
 }
 
 impl Run {
@@ -236,6 +238,7 @@ impl Run {
                         / float(self.backlog.len().max(1).try_into().unwrap_or(1))
                 ),
             ),
+            (format!("{load}: taken by others on the host"), format!("{:.1} %", self.stolen_percent)),
             (
                 format!("{load}: transfers in a block"),
                 format!(
@@ -253,6 +256,7 @@ impl Run {
             "p50_ms": percentile(&millis, 50), "p95_ms": percentile(&millis, 95),
             "p99_ms": percentile(&millis, 99), "worst_ms": percentile(&millis, 100),
             "backlog_blocks_max": self.backlog_max(), "stages_p50_ms": stages.0,
+            "stolen_percent": self.stolen_percent,
             "each_block_ms": millis.iter().map(|one| one.round()).collect::<Vec<_>>(),
         })
     }
@@ -325,9 +329,11 @@ async fn follow(sim: &Sim, reader: &Reader, load: Load, length: Duration) -> any
             }
         }
     };
+    let processor = Processor::now();
     let (backlog, seen) = tokio::try_join!(mining, watching)?;
+    let stolen_percent = processor.stolen_percent();
     let transfers = sim.logs(first, sim.head()).iter().map(|log| moved(&log.event)).sum();
-    Ok(Run { seen, transfers, backlog })
+    Ok(Run { seen, transfers, backlog, stolen_percent })
 }
 
 fn moved(event: &SimEvent) -> u64 {

@@ -89,6 +89,27 @@ pub fn float(count: u64) -> f64 {
     u32::try_from(count).map_or_else(|_| count.to_string().parse().unwrap_or(f64::MAX), f64::from)
 }
 
+/// The kernel's count of time since it began: all of it, and what others on the host took. Zero where it does not say.
+pub struct Processor {
+    time: u64,
+    stolen: u64,
+}
+
+impl Processor {
+    /// As it stands.
+    pub fn now() -> Self {
+        let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        let first = text.lines().next().unwrap_or_default();
+        let counts: Vec<u64> = first.split_whitespace().skip(1).take(8).flat_map(str::parse).collect();
+        Self { time: counts.iter().sum(), stolen: counts.get(7).copied().unwrap_or(0) }
+    }
+    /// What others took since then.
+    pub fn stolen_percent(&self) -> f64 {
+        let now = Self::now();
+        float(now.stolen - self.stolen) / float((now.time - self.time).max(1)) * 100.0
+    }
+}
+
 /// The kernel's own high-water mark of this process; 0 where there is none.
 pub fn peak_rss_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

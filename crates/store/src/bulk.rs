@@ -95,6 +95,17 @@ pub async fn projector_lags(conn: &Conn, network: NetworkId) -> Result<bool, Sto
     Ok(conn.query_one("look for events to project", PROJECTOR_LAGS, &[&key]).await?.get(0))
 }
 
+const CATCHING_UP: &str = "
+    select coalesce(head_height - normalized_height > $2 and halted_reason is null, true)
+      from projection.network_status where network_id = $1";
+
+/// Is the network's ledger more than `blocks` behind its chain, as far as the status tells?
+pub async fn is_catching_up(conn: &Conn, network: NetworkId, blocks: i64) -> Result<bool, StoreError> {
+    let row =
+        conn.query_opt("look how far the ledger is behind", CATCHING_UP, &[&network.0, &blocks]).await?;
+    Ok(row.is_none_or(|row| row.get(0)))
+}
+
 const CREATE_TEMP_TABLES: &str = "
     create temp table if not exists seg_balances (
         asset_id uuid not null, account_id uuid not null, collection_id uuid not null,
@@ -319,8 +330,11 @@ const INSERT_VIEW: &str = "
 
 /// Merges the staged balances into ledger.ownership_current.
 pub async fn merge_balances(tx: &Tx<'_>, network: NetworkId, now: OffsetDateTime) -> Result<(), StoreError> {
+    // By their addresses one by one: up to some size of the table the planner would rather read all of it.
+    tx.look_up_one_by_one().await?;
     tx.execute("remove emptied balances", DELETE_EMPTY, &[]).await?;
     tx.execute("update balances", UPDATE_HELD, &[&now]).await?;
+    tx.look_up_as_usual().await?;
     tx.execute("insert balances", INSERT_HELD, &[&network.0, &now]).await?;
     Ok(())
 }
@@ -391,12 +405,12 @@ pub async fn merge_catalog(tx: &Tx<'_>, network: NetworkId) -> Result<Vec<(Asset
     tx.look_up_one_by_one().await?;
     tx.execute("join assets", JOIN_ASSETS, &[]).await?;
     tx.execute("join accounts", JOIN_ACCOUNTS, &[]).await?;
-    tx.look_up_as_usual().await?;
     let overfull = tx.query("look for impossible supplies", OVERFULL, &[]).await?;
     if !overfull.is_empty() {
         return Ok(overfull.iter().map(|row| (AssetId(row.get(0)), row.get(1))).collect());
     }
     tx.execute("update supplies", UPDATE_ASSETS, &[]).await?;
+    tx.look_up_as_usual().await?;
     tx.execute("insert assets", INSERT_ASSETS, &[&network.0]).await?;
     tx.execute("insert accounts", INSERT_ACCOUNTS, &[&network.0]).await?;
     Ok(Vec::new())
@@ -478,12 +492,12 @@ pub async fn merge_read_models(
     tx.execute("remove emptied holdings", DELETE_VIEW, &[]).await?;
     tx.execute("update holdings", UPDATE_VIEW, &[&now]).await?;
     tx.execute("update asset cards", UPDATE_CARDS, &[&now]).await?;
-    tx.look_up_as_usual().await?;
-    tx.execute("insert holdings", INSERT_VIEW, &[&network.0, &now]).await?;
-    tx.execute("insert asset cards", INSERT_CARDS, &[&network.0, &now]).await?;
     tx.execute("join holders", JOIN_HOLDERS, &[]).await?;
     tx.execute("remove former holders", DELETE_HOLDERS, &[]).await?;
     tx.execute("update holders", UPDATE_HOLDERS, &[]).await?;
+    tx.look_up_as_usual().await?;
+    tx.execute("insert holdings", INSERT_VIEW, &[&network.0, &now]).await?;
+    tx.execute("insert asset cards", INSERT_CARDS, &[&network.0, &now]).await?;
     tx.execute("insert holders", INSERT_HOLDERS, &[]).await?;
     tx.execute("merge collection statistics", UPSERT_STATS, &[&network.0, &now]).await?;
     tx.execute("merge account summaries", UPSERT_SUMMARIES, &[&network.0, &now]).await?;
@@ -639,8 +653,9 @@ pub async fn count_reorg(tx: &Tx<'_>, network: NetworkId) -> Result<(), StoreErr
 }
 
 const LEDGER_IS_EMPTY: &str = "select not exists (select 1 from ledger.normalized_event_keys limit 1)";
+// What Postgres says of a partitioned table's index would build it for the parent `ONLY`, and for no partition.
 const DEFERRABLE: &str = "
-    select format('%I.%I', n.nspname, i.relname), pg_get_indexdef(i.oid)
+    select format('%I.%I', n.nspname, i.relname), replace(pg_get_indexdef(i.oid), ' ON ONLY ', ' ON ')
       from pg_class i
       join pg_namespace n on n.oid = i.relnamespace
       join pg_index x on x.indexrelid = i.oid

@@ -45,6 +45,7 @@ migrations!(
     "0018_log_heights",
     "0019_finality_lines",
     "0020_read_models_due",
+    "0021_whole_indexes",
 );
 
 /// What [`run`] did.

@@ -268,6 +268,9 @@ pub enum BenchCommand {
     /// History from the first RPC call to finalized owners in the projections
     #[command(after_help = "Example:\n  tidemark bench sync --logs 200000 --blocks 10000")]
     Sync(crate::bench::sync::SyncArgs),
+    /// What a row costs a database backend, and what a claim, a foreign key, JSONB, text keys and indexes add
+    #[command(after_help = "Example:\n  tidemark bench rows --rows 100000")]
+    Rows(crate::bench::rows::RowsArgs),
     /// From raw.* to finalized owners, in bulk and live; what a long history and a wide reorg cost
     #[command(
         after_help = "Example:\n  tidemark bench ledger --logs 50000 --blocks 2500 --class-transfers 100000"
@@ -295,7 +298,8 @@ pub enum BenchCommand {
 
 impl BenchCommand {
     /// What `all` runs, in this order.
-    pub const EACH: &'static [&'static str] = &["sync", "ledger", "ingest", "bus", "live", "growth", "api"];
+    pub const EACH: &'static [&'static str] =
+        &["sync", "rows", "ledger", "ingest", "bus", "live", "growth", "api"];
 }
 
 /// `status`

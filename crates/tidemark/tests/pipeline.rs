@@ -52,6 +52,7 @@ async fn a_long_first_history_is_shown_at_its_end() {
     world.run(&["sync", "--until", "finalized"]).await.succeeded("sync");
     assert_eq!(world.number(due).await, Some(0));
     assert_eq!(world.number("select count(*) from system.deferred_indexes").await, Some(0));
+    assert_eq!(world.number("select count(*) from pg_index where not indisvalid").await, Some(0));
     let truth = world.truth(world.sim.finalized());
     same(&world.ledger().await, &truth, "the ledger");
     same(&world.view_final().await, &truth, "the finalized view");

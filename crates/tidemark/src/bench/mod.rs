@@ -10,6 +10,7 @@ pub mod ledger;
 pub mod live;
 pub mod minimal;
 pub mod process;
+pub mod rows;
 pub mod sync;
 
 use std::path::{Path, PathBuf};
@@ -37,6 +38,11 @@ impl Bench {
         std::fs::create_dir_all(&dir)?;
         let server = EmbeddedPg::start(&Options { data_dir: dir.clone(), port: None }).await?;
         Ok(Self { dir, server })
+    }
+
+    /// Processor time of the server so far, all its processes together.
+    pub fn server_cpu_seconds(&self) -> f64 {
+        process::server_cpu_seconds(&self.dir.join("postgres"))
     }
 
     /// Stops the server and removes the folder.

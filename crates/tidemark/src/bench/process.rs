@@ -1,7 +1,7 @@
 //! `tidemark run` as a process of its own, for benchmarks that measure it from outside.
 
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -53,6 +53,45 @@ pub struct Usage {
     pub cpu_seconds: f64,
 }
 
+/// Processor time of a process, in seconds.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    parent: u32,
+    /// Its own.
+    own: f64,
+    /// Its children's that have ended.
+    ended: f64,
+}
+
+impl Times {
+    /// `None` where there is no such process, or the system does not tell.
+    fn of(pid: u32) -> Option<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // After the name in parentheses, which may hold anything: state, parent, …, and four times as fields 14 to 17.
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
+        // USER_HZ is 100 on every Linux of the last decades.
+        let seconds = |from: usize| (ticks(from) + ticks(from + 1)) / 100.0;
+        Some(Self { parent: fields.get(1)?.parse().ok()?, own: seconds(11), ended: seconds(13) })
+    }
+}
+
+/// Processor time of a database server with all its processes, those that have ended too; 0 where nobody tells.
+pub fn server_cpu_seconds(data: &Path) -> f64 {
+    let lock = std::fs::read_to_string(data.join("postmaster.pid")).unwrap_or_default();
+    let Some(server) = lock.lines().next().and_then(|line| line.trim().parse::<u32>().ok()) else {
+        return 0.0;
+    };
+    let Some(first) = Times::of(server) else { return 0.0 };
+    let running = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let workers: f64 = running
+        .filter_map(|entry| Times::of(entry.file_name().to_str()?.parse().ok()?))
+        .filter(|times| times.parent == server)
+        .map(|times| times.own)
+        .sum();
+    first.own + first.ended + workers
+}
+
 /// How long an ordered end may take.
 const STOP_WAIT: Duration = Duration::from_secs(40);
 
@@ -98,15 +137,10 @@ impl Serving {
             let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
             line.trim_matches(|letter: char| !letter.is_ascii_digit()).parse::<u64>().unwrap_or(0)
         };
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-        // After the name in parentheses, which may hold anything: utime and stime are fields 14 and 15.
-        let fields: Vec<&str> =
-            stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default();
-        let ticks: f64 = fields.iter().skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
         Usage {
             peak_rss_bytes: kib("VmHWM:") * 1024,
             rss_bytes: kib("VmRSS:") * 1024,
-            cpu_seconds: ticks / 100.0, // USER_HZ is 100 on every Linux of the last decades.
+            cpu_seconds: Times::of(self.pid).map_or(0.0, |times| times.own),
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use anyhow::{Context, ensure};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::process::Command;
 
@@ -24,6 +24,10 @@ pub struct SyncArgs {
     /// Leave the minimal program and the bare COPY out: to compare sizes
     #[arg(long)]
     pub alone: bool,
+    /// Logs stored before those that are measured. The same number of logs is also read into an empty database, in
+    /// the same run and without minimal program and COPY
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub stored: u64,
 }
 
 /// Blocks the minimal program asks for at once: about as many logs as a provider answers.
@@ -33,7 +37,7 @@ const MINIMAL_STEP: u64 = 500;
 const STAGES_SHOWN: usize = 20;
 
 /// What `sync --json` ends with.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, Serialize)]
 pub struct Synced {
     /// Events that came.
     pub events: u64,
@@ -54,10 +58,62 @@ pub struct Synced {
 /// Runs it and gives the JSON that is also written to `out/sync.json`.
 pub async fn run(args: &SyncArgs, out: &Path) -> anyhow::Result<()> {
     ensure!(args.blocks >= 10 && args.logs >= args.blocks, "at least ten blocks, and a log in each");
+    if args.stored > 0 {
+        return write(out, "sync-stored", &measure_on_top(args).await?);
+    }
     let bench = Bench::start().await?;
     let result = measure(args, &bench).await;
     bench.end().await?;
     write(out, "sync", &result?)
+}
+
+/// The same logs twice: as a first history, and as what comes after a long one, when everything is in place.
+async fn measure_on_top(size: &SyncArgs) -> anyhow::Result<serde_json::Value> {
+    let stored_blocks = size.stored.div_ceil(size.logs.div_ceil(size.blocks));
+    let all = (size.stored + size.logs, stored_blocks + size.blocks);
+    eprintln!("{} logs into an empty database …", size.logs);
+    let first = on_its_own(&[(size.logs, size.blocks)]).await?;
+    eprintln!("{} logs to store, then {} on top of them …", size.stored, size.logs);
+    let both = on_its_own(&[(size.stored, stored_blocks), all]).await?;
+    let (first, stored, on_top) = (&first[0], &both[0], &both[1]);
+    let rate =
+        |synced: &Synced| format!("{:.0} events/s ({:.1} s)", synced.events_per_second, synced.seconds);
+    let memory = |synced: &Synced| format!("{} MiB", synced.peak_rss_bytes / (1024 * 1024));
+    let ratio = |to: &Synced| to.events_per_second / first.events_per_second;
+    print(&[
+        ("into an empty database", rate(first)),
+        ("the whole of what is stored", rate(stored)),
+        ("on top of it", rate(on_top)),
+        ("ratio of the whole to the empty database", format!("{:.2}", ratio(stored))),
+        ("ratio of on top to the empty database", format!("{:.2}", ratio(on_top))),
+        ("peak memory: empty", memory(first)),
+        ("peak memory: whole", memory(stored)),
+        ("peak memory: on top", memory(on_top)),
+    ]);
+    print_stages(on_top);
+    Ok(json!({
+        "logs": size.logs, "blocks": size.blocks, "stored_logs": size.stored,
+        "empty": first, "stored": stored, "on_top": on_top,
+        "ratio_stored": ratio(stored), "ratio_on_top": ratio(on_top),
+    }))
+}
+
+/// Reads a chain of each of these sizes (logs, blocks) in turn into one database. The simulated chain grows by its end,
+/// so each is what comes after the one before.
+async fn on_its_own(sizes: &[(u64, u64)]) -> anyhow::Result<Vec<Synced>> {
+    let bench = Bench::start().await?;
+    let each = async || {
+        let mut all = Vec::new();
+        for (logs, blocks) in sizes {
+            let (mut node, rpc) = start_node(*logs, *blocks).await?;
+            all.push(sync(&bench, &rpc, blocks - 1, &[]).await?);
+            node.kill().await?;
+        }
+        anyhow::Ok(all)
+    };
+    let all = each().await;
+    bench.end().await?;
+    all
 }
 
 async fn measure(size: &SyncArgs, bench: &Bench) -> anyhow::Result<serde_json::Value> {
@@ -83,9 +139,10 @@ async fn measure(size: &SyncArgs, bench: &Bench) -> anyhow::Result<serde_json::V
     let minimal = minimal::run(&rpc, server.url(), last, MINIMAL_STEP).await?;
     execute(server.url(), "drop schema bench_minimal cascade; checkpoint").await?;
     eprintln!("tidemark sync …");
-    let wal_before = wal_bytes(server.url()).await?;
+    let (wal_before, cpu_before) = (wal_bytes(server.url()).await?, bench.server_cpu_seconds());
     let synced = sync(bench, &rpc, last, &[]).await?;
     let wal = wal_bytes(server.url()).await? - wal_before;
+    let server_cpu = bench.server_cpu_seconds() - cpu_before;
     node.kill().await?;
     eprintln!("bare COPY …");
     let copies = bare_copy::run(server.url().expose().as_str(), bare_copy::TABLES).await?;
@@ -109,18 +166,10 @@ async fn measure(size: &SyncArgs, bench: &Bench) -> anyhow::Result<serde_json::V
         ("WAL bytes per event", format!("{:.0}", float(wal.unsigned_abs()) / events)),
         ("RPC calls", format!("{}", synced.rpc_calls)),
         ("peak memory", format!("{} MiB", synced.peak_rss_bytes / (1024 * 1024))),
-        ("CPU seconds per million events (process)", format!("{:.1}", synced.cpu_seconds * 1e6 / events)),
+        ("CPU seconds per million events, process", format!("{:.1}", synced.cpu_seconds * 1e6 / events)),
+        ("CPU seconds per million events, database", format!("{:.1}", server_cpu * 1e6 / events)),
     ]);
-    let mut stages: Vec<(&String, f64)> = synced.stages.iter().map(|(name, spent)| (name, *spent)).collect();
-    stages.sort_by(|one, other| other.1.total_cmp(&one.1));
-    let all: f64 = stages.iter().map(|stage| stage.1).sum();
-    let shares: Vec<(String, String)> = stages
-        .iter()
-        .take(STAGES_SHOWN)
-        .map(|(name, spent)| (format!("  {name}"), format!("{:>5.1} %  {spent:.1} s", 100.0 * spent / all)))
-        .collect();
-    print(&[("share of time per stage (tasks overlap)", String::new())]);
-    print(&shares.iter().map(|(name, share)| (name.as_str(), share.clone())).collect::<Vec<_>>());
+    print_stages(&synced);
     Ok(json!({
         "stages_seconds": synced.stages,
         "logs": size.logs, "blocks": size.blocks, "events": synced.events,
@@ -134,7 +183,21 @@ async fn measure(size: &SyncArgs, bench: &Bench) -> anyhow::Result<serde_json::V
         "wal_bytes_per_event": float(wal.unsigned_abs()) / events,
         "rpc_calls": synced.rpc_calls, "peak_rss_bytes": synced.peak_rss_bytes,
         "cpu_seconds_per_million_events": synced.cpu_seconds * 1e6 / events,
+        "database_cpu_seconds_per_million_events": server_cpu * 1e6 / events,
     }))
+}
+
+fn print_stages(synced: &Synced) {
+    let mut stages: Vec<(&String, f64)> = synced.stages.iter().map(|(name, spent)| (name, *spent)).collect();
+    stages.sort_by(|one, other| other.1.total_cmp(&one.1));
+    let all: f64 = stages.iter().map(|stage| stage.1).sum();
+    let shares: Vec<(String, String)> = stages
+        .iter()
+        .take(STAGES_SHOWN)
+        .map(|(name, spent)| (format!("  {name}"), format!("{:>5.1} %  {spent:.1} s", 100.0 * spent / all)))
+        .collect();
+    print(&[("share of time per stage (tasks overlap)", String::new())]);
+    print(&shares.iter().map(|(name, share)| (name.as_str(), share.clone())).collect::<Vec<_>>());
 }
 
 /// Runs `tidemark sync` as a process of its own up to the block below `last`, which is final.

@@ -2,7 +2,7 @@
 
 use clap::Parser;
 
-use crate::bench::{api, bus, growth, ingest, ledger, live, sync};
+use crate::bench::{api, bus, growth, ingest, ledger, live, rows, sync};
 use crate::cli::{BenchArgs, BenchCommand, Cli, Command};
 use crate::exit;
 
@@ -11,6 +11,7 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<u8> {
     let out = &args.out;
     match &args.name {
         BenchCommand::Sync(sync) => sync::run(sync, out).await?,
+        BenchCommand::Rows(rows) => rows::run(rows, out).await?,
         BenchCommand::Ledger(ledger) => ledger::run(ledger, out).await?,
         BenchCommand::Ingest(ingest) => ingest::run(ingest, out).await?,
         BenchCommand::Bus(bus) => bus::run(bus, out).await?,

@@ -1,0 +1,58 @@
+//! Indexes that a first long history does without come back as they were, those of partitions too.
+
+use tidemark_model::redact::RedactedUrl;
+use tidemark_store::{Conn, Db, DbOptions, bulk, migrate};
+use tidemark_testkit::pg::TestDb;
+
+async fn database() -> (TestDb, Db) {
+    let test = TestDb::empty().await.expect("a database");
+    let db = Db::open(&RedactedUrl::parse(&test.url).expect("a URL"), &DbOptions::default()).expect("a pool");
+    migrate::run(&db).await.expect("migrates");
+    (test, db)
+}
+
+/// Every index of our schemas, and whether it serves.
+async fn indexes(conn: &Conn) -> Vec<String> {
+    let sql = "select format('%s valid: %s', pg_get_indexdef(x.indexrelid), x.indisvalid)
+                 from pg_index x join pg_class i on i.oid = x.indexrelid
+                where i.relnamespace in ('ledger'::regnamespace, 'catalog'::regnamespace, 'projection'::regnamespace)
+                order by 1";
+    conn.query("list indexes", sql, &[]).await.expect("reads").iter().map(|row| row.get(0)).collect()
+}
+
+#[tokio::test]
+async fn what_was_put_off_comes_back_whole() {
+    let (_test, db) = database().await;
+    let mut conn = db.conn().await.expect("connects");
+    let before = indexes(&conn).await;
+    let put_off = bulk::defer_indexes(&mut conn).await.expect("puts off");
+    assert!(
+        put_off > 10 && indexes(&conn).await.len() < before.len() - put_off,
+        "partitions lose theirs too"
+    );
+    assert_eq!(bulk::restore_indexes(&mut conn).await.expect("builds"), put_off);
+    assert_eq!(indexes(&conn).await, before);
+    assert_eq!(bulk::restore_indexes(&mut conn).await.expect("nothing left"), 0);
+}
+
+/// Databases that went through a first long history before have indexes of partitioned tables that serve nobody.
+#[tokio::test]
+async fn a_shell_without_partitions_is_found_and_built() {
+    let (_test, db) = database().await;
+    let mut conn = db.conn().await.expect("connects");
+    let before = indexes(&conn).await;
+    let damage = "
+        drop index ledger.ownership_history_by_asset;
+        create index ownership_history_by_asset on only ledger.ownership_history (asset_id, block_number);
+        drop index ledger.normalized_events_by_time;
+        insert into system.deferred_indexes (name, definition) values ('ledger.normalized_events_by_time',
+            'CREATE INDEX normalized_events_by_time ON ONLY ledger.normalized_events USING btree (network_id, event_time DESC)')";
+    conn.batch("damage", damage).await.expect("damages");
+    let mend = migrate::MIGRATIONS.iter().find(|one| one.name == "0021_whole_indexes").expect("is embedded");
+    for _ in 0..2 {
+        conn.batch("mend", mend.sql).await.expect("mends");
+        assert_eq!(bulk::deferred_indexes(&conn).await.expect("counts"), 2);
+    }
+    assert_eq!(bulk::restore_indexes(&mut conn).await.expect("builds"), 2);
+    assert_eq!(indexes(&conn).await, before);
+}

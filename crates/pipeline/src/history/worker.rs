@@ -29,9 +29,6 @@ pub struct HistoryOptions {
     /// Records in one segment: enough to fold many movements of one pair into one row, few enough to stay
     /// well below the memory limit (about 700 bytes each while a segment is built).
     pub segment_records: usize,
-    /// Records in one segment on top of a history that is shown: all its indexes are there, each segment touches most of
-    /// their pages once, and larger ones touch them less often.
-    pub segment_records_on_top: usize,
     /// A first history longer than this many blocks goes into the ledger without read models and secondary
     /// indexes, which are built when it is done.
     pub defer_above_blocks: u64,
@@ -52,7 +49,6 @@ impl Default for HistoryOptions {
     fn default() -> Self {
         Self {
             segment_records: 28_000,
-            segment_records_on_top: 50_000,
             defer_above_blocks: 20_000,
             defer_while_waiting: Duration::from_secs(10),
             idle_wait: Duration::from_millis(200),
@@ -277,12 +273,7 @@ impl HistoryWorker {
                 );
             }
         }
-        let is_first = progress.read_models_due || progress.head < network.start_block.as_i64();
-        let records = match is_first {
-            true => self.options.segment_records,
-            false => self.options.segment_records_on_top,
-        };
-        self.apply_range(range, records, stop).await?;
+        self.apply_range(range, stop).await?;
         Ok(true)
     }
 
@@ -359,12 +350,7 @@ impl HistoryWorker {
     }
 
     /// Reads, parses and builds ahead of the writer by one segment.
-    async fn apply_range(
-        &self,
-        range: HeightRange,
-        records: usize,
-        stop: &CancellationToken,
-    ) -> Result<(), HistoryError> {
+    async fn apply_range(&self, range: HeightRange, stop: &CancellationToken) -> Result<(), HistoryError> {
         let (sender, mut receiver) = mpsc::channel::<(OwnedSemaphorePermit, Ahead)>(1);
         let segments = Arc::clone(&self.options.segments);
         let mut tasks = JoinSet::new();
@@ -372,7 +358,7 @@ impl HistoryWorker {
             raw: self.raw.clone(),
             adapter: Arc::clone(&self.adapter),
             chunks: self.reader.chunks(self.adapter.network().id, range, READ_RECORDS),
-            records,
+            records: self.options.segment_records,
         };
         tasks.spawn(async move {
             // The place is taken first: one segment is being applied, one is being made, no third waits.

@@ -83,7 +83,14 @@ pub async fn keep_verifying(
 ) -> Result<(), WorkError> {
     // Processes that start together do not look at the same slice.
     let mut slice = Uuid::new_v4().as_bytes()[0];
+    // After a start the status may be as old as the last end: it tells how far the chain has gone soon enough.
+    let mut pause = SLICE_EVERY;
     loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep(pause) => {}
+        }
         let started = std::time::Instant::now();
         // While a first long history is built without its indexes, a slice would cost as much as everything.
         let ready = bulk::deferred_indexes(&db.conn().await?).await? == 0;
@@ -97,11 +104,7 @@ pub async fn keep_verifying(
                 .set(u32::try_from(found.len()).map_or(f64::MAX, f64::from));
         }
         slice = slice.wrapping_add(u8::from(ready));
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => return Ok(()),
-            () = tokio::time::sleep(SLICE_EVERY.max(started.elapsed() * PAUSE_FACTOR)) => {}
-        }
+        pause = SLICE_EVERY.max(started.elapsed() * PAUSE_FACTOR);
     }
 }
 

@@ -42,6 +42,10 @@ CREATE TYPE system.inbox_status AS ENUM (
     'DLQ'
 );
 
+CREATE FUNCTION ledger.status_now(reverted boolean, block_number bigint, finalized_height bigint, confirmed_height bigint) RETURNS ledger.event_finality_status
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN reverted THEN 'reverted'::ledger.event_finality_status WHEN (block_number <= finalized_height) THEN 'finalized'::ledger.event_finality_status WHEN (block_number <= confirmed_height) THEN 'confirmed'::ledger.event_finality_status ELSE 'pending'::ledger.event_finality_status END;
+
 CREATE FUNCTION projection.event_origin(event uuid) RETURNS TABLE(network_id integer, height bigint, tx_hash bytea, event_index integer, source_event_id text, finality_status text, is_reverted boolean)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -49,7 +53,7 @@ CREATE FUNCTION projection.event_origin(event uuid) RETURNS TABLE(network_id int
     select e.network_id, e.block_number, e.tx_hash, e.event_index, e.source_event_id,
            e.finality_status::text, e.is_reverted
       from ledger.normalized_event_keys k
-      join ledger.normalized_events e on e.network_id = k.network_id and e.id = k.normalized_event_id
+      join ledger.events_now e on e.network_id = k.network_id and e.id = k.normalized_event_id
      where k.normalized_event_id = event
 $$;
 
@@ -266,7 +270,7 @@ CREATE FUNCTION projection.stream_read(after bigint, rows_max integer) RETURNS T
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-    select l.pseq, o.topic, o.envelope -> 'payload', o.created_at
+    select l.pseq, o.topic, (o.envelope -> 'payload')::jsonb, o.created_at
       from (select greatest(after, coalesce((select b.pseq - 1 from system.bus_log b
                                               where b.stream = 'projection' and b.part = 0
                                               order by b.pseq limit 1), after)) as low) f
@@ -428,11 +432,6 @@ CREATE TABLE ledger.digests (
     height bigint NOT NULL
 );
 
-CREATE TABLE ledger.log_heights (
-    network_id integer NOT NULL,
-    height bigint DEFAULT '-1'::integer NOT NULL
-);
-
 CREATE TABLE ledger.network_progress (
     network_id integer NOT NULL,
     head_height bigint DEFAULT '-1'::integer NOT NULL,
@@ -440,10 +439,58 @@ CREATE TABLE ledger.network_progress (
     reported_finalized bigint DEFAULT '-1'::integer NOT NULL,
     history_height bigint DEFAULT '-1'::integer NOT NULL,
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
-    read_models_due boolean DEFAULT false NOT NULL
+    read_models_due boolean DEFAULT false NOT NULL,
+    confirmed_height bigint DEFAULT '-1'::integer NOT NULL
 );
 
 COMMENT ON COLUMN ledger.network_progress.read_models_due IS 'projection.ownership_view, asset_cards, collection_holders, collection_stats and account_summaries hold nothing of this network yet';
+
+COMMENT ON COLUMN ledger.network_progress.confirmed_height IS 'canonical events at or below are confirmed: enough blocks are above them';
+
+CREATE TABLE ledger.normalized_events (
+    id uuid NOT NULL,
+    source_event_id text NOT NULL,
+    sub_index text NOT NULL,
+    network_id integer NOT NULL,
+    event_kind ledger.event_kind NOT NULL,
+    asset_id uuid,
+    collection_id uuid,
+    block_number bigint NOT NULL,
+    block_hash bytea NOT NULL,
+    tx_hash bytea NOT NULL,
+    event_index integer NOT NULL,
+    event_time timestamp with time zone NOT NULL,
+    finality_status ledger.event_finality_status NOT NULL,
+    is_reverted boolean DEFAULT false NOT NULL,
+    blob_ref text
+)
+PARTITION BY HASH (network_id);
+
+COMMENT ON COLUMN ledger.normalized_events.finality_status IS 'as it was when the row was written: ledger.events_now says what it is now';
+
+CREATE VIEW ledger.events_now AS
+ SELECT e.id,
+    e.source_event_id,
+    e.sub_index,
+    e.network_id,
+    e.event_kind,
+    e.asset_id,
+    e.collection_id,
+    e.block_number,
+    e.block_hash,
+    e.tx_hash,
+    e.event_index,
+    e.event_time,
+    ledger.status_now(e.is_reverted, e.block_number, p.finalized_height, p.confirmed_height) AS finality_status,
+    e.is_reverted,
+    e.blob_ref
+   FROM (ledger.normalized_events e
+     LEFT JOIN ledger.network_progress p ON ((p.network_id = e.network_id)));
+
+CREATE TABLE ledger.log_heights (
+    network_id integer NOT NULL,
+    height bigint DEFAULT '-1'::integer NOT NULL
+);
 
 CREATE TABLE ledger.normalized_event_deltas (
     normalized_event_id uuid NOT NULL,
@@ -468,24 +515,7 @@ CREATE TABLE ledger.normalized_event_keys (
 ALTER TABLE ONLY ledger.normalized_event_keys ALTER COLUMN event_uid SET STATISTICS 0;
 ALTER TABLE ONLY ledger.normalized_event_keys ALTER COLUMN source_event_id SET STATISTICS 0;
 
-CREATE TABLE ledger.normalized_events (
-    id uuid NOT NULL,
-    source_event_id text NOT NULL,
-    sub_index text NOT NULL,
-    network_id integer NOT NULL,
-    event_kind ledger.event_kind NOT NULL,
-    asset_id uuid,
-    collection_id uuid,
-    block_number bigint NOT NULL,
-    block_hash bytea NOT NULL,
-    tx_hash bytea NOT NULL,
-    event_index integer NOT NULL,
-    event_time timestamp with time zone NOT NULL,
-    finality_status ledger.event_finality_status NOT NULL,
-    is_reverted boolean DEFAULT false NOT NULL,
-    blob_ref text
-)
-PARTITION BY HASH (network_id);
+COMMENT ON COLUMN ledger.normalized_event_keys.finality_status IS 'as it was when the row was written: ledger.events_now says what it is now';
 
 CREATE TABLE ledger.normalized_events_0 (
     id uuid NOT NULL,
@@ -1285,7 +1315,7 @@ CREATE TABLE system.outbox_events (
     correlation_id uuid NOT NULL,
     retention_class text NOT NULL,
     tenant_id text NOT NULL,
-    envelope jsonb NOT NULL,
+    envelope json NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL
 )
 PARTITION BY RANGE (day);
@@ -1305,7 +1335,7 @@ CREATE TABLE system.outbox_events_default (
     correlation_id uuid NOT NULL,
     retention_class text NOT NULL,
     tenant_id text NOT NULL,
-    envelope jsonb NOT NULL,
+    envelope json NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL
 );
 ALTER TABLE ONLY system.outbox_events_default ALTER COLUMN envelope SET STATISTICS 0;
@@ -1683,7 +1713,7 @@ CREATE INDEX normalized_event_deltas_by_asset ON ledger.normalized_event_deltas 
 
 CREATE INDEX normalized_event_keys_open ON ledger.normalized_event_keys USING btree (network_id, block_number) WHERE (finality_status <> 'finalized'::ledger.event_finality_status);
 
-CREATE INDEX normalized_event_keys_pending ON ledger.normalized_event_keys USING btree (network_id, block_number) WHERE (finality_status = 'pending'::ledger.event_finality_status);
+CREATE INDEX normalized_event_keys_reverted ON ledger.normalized_event_keys USING btree (network_id, block_number) WHERE is_reverted;
 
 CREATE INDEX normalized_events_by_time ON ONLY ledger.normalized_events USING btree (network_id, event_time DESC);
 

@@ -117,8 +117,6 @@ async fn an_event_that_a_rewind_opened_again_can_still_move() {
     batch.extend(world.finalize(1).await);
     world.project(&batch).await;
     assert_eq!(world.number("select count(*) from projection.transfer_positions").await, 0);
-    world.run("update ledger.normalized_event_keys set finality_status = 'pending'", &[]).await;
-    world.log_follows_keys().await;
     world.run("update ledger.network_progress set finalized_height = 0", &[]).await;
     world.run("delete from ledger.ownership_current", &[]).await;
     world.run("update catalog.assets set supply = 0", &[]).await;

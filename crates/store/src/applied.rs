@@ -82,8 +82,7 @@ const WAS_APPLIED: &str = "
                      from ledger.normalized_event_keys k
                      join ledger.network_progress p on p.network_id = k.network_id
                     where k.normalized_event_id = u.id and k.network_id = $2
-                      and k.block_number <= p.history_height
-                      and k.finality_status = 'finalized' and not k.is_reverted
+                      and k.block_number <= p.history_height and not k.is_reverted
                       and not exists (select 1 from ledger.quarantine q
                                        where q.consumer = $1 and q.normalized_event_id = u.id
                                          and q.resolved_at is null))";

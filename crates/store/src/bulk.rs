@@ -254,7 +254,7 @@ const COPY_BLOCKS: &str = "
 
 /// Appends the segment's log rows.
 pub async fn append(tx: &Tx<'_>, network: NetworkId, log: Log) -> Result<(), StoreError> {
-    if has_open_events(tx, network).await? {
+    if has_reverted_events(tx, network).await? {
         forget_reverted(tx, network, log.ids).await?;
     }
     tx.copy_in("append event keys", COPY_KEYS, log.keys).await?;
@@ -267,8 +267,7 @@ pub async fn append(tx: &Tx<'_>, network: NetworkId, log: Log) -> Result<(), Sto
 }
 
 const HAS_REVERTED: &str = "
-    select exists (select 1 from ledger.normalized_event_keys
-                    where network_id = $1 and finality_status <> 'finalized')";
+    select exists (select 1 from ledger.normalized_event_keys where network_id = $1 and is_reverted)";
 const COPY_EVENT_IDS: &str = "copy seg_events from stdin (format binary)";
 const FORGET_KEYS: &str = "
     delete from ledger.normalized_event_keys k using seg_events s
@@ -284,9 +283,9 @@ const FORGET_TRANSFERS: &str = "
     delete from projection.transfers t using seg_events s
      where t.network_id = $1 and t.event_id = s.id and t.is_reverted";
 
-/// Does the network have events that are not final (reverted ones among them)?
-async fn has_open_events(tx: &Tx<'_>, network: NetworkId) -> Result<bool, StoreError> {
-    Ok(tx.query_one("look for open events", HAS_REVERTED, &[&network.0]).await?.get(0))
+/// Does the network have events that left the chain?
+async fn has_reverted_events(tx: &Tx<'_>, network: NetworkId) -> Result<bool, StoreError> {
+    Ok(tx.query_one("look for reverted events", HAS_REVERTED, &[&network.0]).await?.get(0))
 }
 
 /// A reverted event that history brings back (its transaction was included again while we were away) gives

@@ -599,10 +599,15 @@ const MEMBERS: &str = "
     where handler_kind = $1 and expires_at > now() and (session_key is null or system.is_present(session_key))
     order by owner";
 const LEAVE_MEMBERS: &str = "delete from system.consumer_members where handler_kind = $1 and owner = $2";
+// Each session is looked for once, however many partitions it holds: that reads the list of all locks.
 const HELD: &str = "
+    with sessions as materialized (
+        select distinct session_key from system.consumer_positions
+        where handler_kind = $1 and stream = $2 and session_key is not null)
     select part, owner, epoch from system.consumer_positions
     where handler_kind = $1 and stream = $2 and owner is not null and lease_expires_at > now()
-      and (session_key is null or system.is_present(session_key))";
+      and (session_key is null
+           or session_key in (select s.session_key from sessions s where system.is_present(s.session_key)))";
 
 /// Says that `by` wants partitions of `handler`.
 pub async fn join_members(conn: &Conn, handler: &str, by: Claimant<'_>) -> Result<(), StoreError> {

@@ -78,12 +78,27 @@ pub async fn ensure_stubs(
     network: NetworkId,
     stubs: &Stubs,
 ) -> Result<BTreeSet<AssetId>, StoreError> {
+    let (_, assets) =
+        tokio::try_join!(ensure_accounts(tx, network, stubs), ensure_assets(tx, network, stubs))?;
+    Ok(assets)
+}
+
+async fn ensure_accounts(tx: &Tx<'_>, network: NetworkId, stubs: &Stubs) -> Result<(), StoreError> {
     if !stubs.accounts.is_empty() {
         let ids: Vec<Uuid> = stubs.accounts.keys().map(|id| id.0).collect();
         let addresses: Vec<&str> = stubs.accounts.values().map(|(address, _)| address.as_str()).collect();
         let seen: Vec<OffsetDateTime> = stubs.accounts.values().map(|(_, seen)| *seen).collect();
         tx.execute("insert account stubs", ACCOUNTS, &[&network.0, &ids, &addresses, &seen]).await?;
     }
+    Ok(())
+}
+
+/// Contracts, their collections, and those collections' assets.
+async fn ensure_assets(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    stubs: &Stubs,
+) -> Result<BTreeSet<AssetId>, StoreError> {
     if !stubs.contracts.is_empty() {
         let ids: Vec<Uuid> = stubs.contracts.keys().map(|id| id.0).collect();
         let addresses: Vec<&str> = stubs.contracts.values().map(|(address, _)| address.as_str()).collect();

@@ -28,7 +28,8 @@ pub const CHECKS: &[Check] = &[
          cross join lateral (values (d.from_account_id, -abs(d.qty_delta)),
                                     (d.to_account_id, abs(d.qty_delta))) l (account_id, qty)
          where d.asset_id between $3 and $4
-           and k.network_id = $1 and k.finality_status = 'finalized' and not k.is_reverted
+           and k.network_id = $1 and not k.is_reverted
+           and k.block_number <= (select finalized_height from ledger.network_progress where network_id = $1)
            and l.account_id is not null
            and not exists (select 1 from ledger.quarantine q
                             where q.consumer = 'state-updater' and q.resolved_at is null
@@ -106,11 +107,14 @@ pub const CHECKS: &[Check] = &[
         name: "applied_events_exist_and_stand",
         sql: "
     select null::uuid, format('%s applied event %s, which is %s', a.consumer, a.normalized_event_id,
-                  coalesce(k.finality_status::text, 'not in the log'))
+                  case when k.is_reverted then 'reverted' when k.block_number is null then 'not in the log'
+                       else 'not final' end)
       from ledger.applied_events a
       left join ledger.normalized_event_keys k on k.normalized_event_id = a.normalized_event_id
      where a.normalized_event_id between $3 and $4
-       and ((k.network_id = $1 and (k.is_reverted or k.finality_status <> 'finalized'))
+       and ((k.network_id = $1
+             and (k.is_reverted or k.block_number > (select finalized_height from ledger.network_progress
+                                                      where network_id = $1)))
             or k.normalized_event_id is null)
      limit $2",
     },
@@ -121,7 +125,8 @@ pub const CHECKS: &[Check] = &[
       from ledger.normalized_event_keys k
       join ledger.network_progress p on p.network_id = k.network_id
      where k.normalized_event_id between $3 and $4
-       and k.network_id = $1 and k.finality_status = 'finalized' and k.block_number > p.history_height
+       and k.network_id = $1 and not k.is_reverted
+       and k.block_number > p.history_height and k.block_number <= p.finalized_height
        and not exists (select 1 from ledger.applied_events a
                         where a.consumer = 'state-updater' and a.normalized_event_id = k.normalized_event_id)
        and not exists (select 1 from ledger.applied_events_archive a
@@ -155,7 +160,8 @@ pub const CHECKS: &[Check] = &[
          cross join lateral (values (0::smallint, d.from_account_id, -abs(d.qty_delta)),
                                     (1::smallint, d.to_account_id, abs(d.qty_delta))) l (leg, account_id, qty)
          where d.asset_id between $3 and $4
-           and k.network_id = $1 and k.finality_status <> 'finalized' and not k.is_reverted
+           and k.network_id = $1 and not k.is_reverted
+           and k.block_number > (select finalized_height from ledger.network_progress where network_id = $1)
            and l.account_id is not null and l.qty <> 0
     ), open as (
         select asset_id, account_id, normalized_event_id, leg, qty_delta
@@ -170,14 +176,12 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "finality_never_regressed",
         sql: "
-    select null::uuid, format('event %s of block %s is %s, the ledger is final up to %s', k.normalized_event_id,
-                  k.block_number, k.finality_status, p.finalized_height)
+    select null::uuid, format('event %s of block %s was written as %s, the ledger is final up to %s',
+                  k.normalized_event_id, k.block_number, k.finality_status, p.finalized_height)
       from ledger.normalized_event_keys k
       join ledger.network_progress p on p.network_id = k.network_id
      where k.normalized_event_id between $3 and $4 and k.network_id = $1
-       and case when k.block_number <= p.finalized_height
-                then k.finality_status not in ('finalized', 'reverted')
-                else k.finality_status = 'finalized' end
+       and k.finality_status = 'finalized' and k.block_number > p.finalized_height
      limit $2",
     },
 ];

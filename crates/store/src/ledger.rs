@@ -1,5 +1,9 @@
 //! The event log: keys, events, deltas, and what is still open above finality. Every statement takes a whole
 //! set; ids are sorted before they are written. A finalized row is never touched here except by a rewind.
+//!
+//! A canonical event is final when its block is at or below its network's line (`network_progress.finalized_height`),
+//! confirmed likewise: no row is written for it (ADR 0021). The stored status is `finalized` only where history wrote
+//! the row; `finality_status <> 'finalized'` in a statement leads it to the index of what live wrote.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,6 +20,36 @@ use uuid::Uuid;
 
 use crate::db::{StoreError, Tx};
 use crate::log_height;
+
+/// Below this height the canonical events of a network are final.
+macro_rules! final_line {
+    ($network:expr) => {
+        concat!(
+            "coalesce((select np.finalized_height from ledger.network_progress np where np.network_id = ",
+            $network,
+            "), -1)"
+        )
+    };
+}
+pub(crate) use final_line;
+
+/// What an event's status is now, of columns `is_reverted` and the block's height.
+macro_rules! status_now {
+    ($reverted:expr, $height:expr, $network:expr) => {
+        concat!(
+            "ledger.status_now(",
+            $reverted,
+            ", ",
+            $height,
+            ", (select np.finalized_height from ledger.network_progress np where np.network_id = ",
+            $network,
+            "), (select np.confirmed_height from ledger.network_progress np where np.network_id = ",
+            $network,
+            "))"
+        )
+    };
+}
+pub(crate) use status_now;
 
 /// One movement of an event, as stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,41 +114,56 @@ pub struct Upserted {
 }
 
 // The same event in another block overwrites where it is. A late event of an orphaned block never overwrites
-// one that lives elsewhere, finality within a block never regresses, a finalized row is never touched.
-const UPSERT_KEYS: &str = "
+// one that lives elsewhere, a finalized row is never touched.
+const UPSERT_KEYS: &str = concat!(
+    "
     insert into ledger.normalized_event_keys as k
         (normalized_event_id, event_uid, source_event_id, sub_index, network_id, block_number, block_hash,
          finality_status, is_reverted)
     select u.id, u.uid, u.source, u.sub, $1, u.block_number, u.block_hash,
-           u.status::ledger.event_finality_status, u.status = 'reverted'
+           (case u.status when 'confirmed' then 'pending' else u.status end)::ledger.event_finality_status,
+           u.status = 'reverted'
       from unnest($2::uuid[], $3::bytea[], $4::text[], $5::text[], $6::bigint[], $7::bytea[], $8::text[])
            u (id, uid, source, sub, block_number, block_hash, status)
      order by u.id
     on conflict (normalized_event_id) do update
        set block_number = excluded.block_number, block_hash = excluded.block_hash,
            finality_status = excluded.finality_status, is_reverted = excluded.is_reverted
-     where k.finality_status <> 'finalized'
+     where (k.is_reverted or k.block_number > ",
+    final_line!("$1"),
+    ")
        and case when excluded.is_reverted
                 then not k.is_reverted and k.block_hash = excluded.block_hash
                 else k.is_reverted or k.block_hash <> excluded.block_hash
-                     or k.finality_status < excluded.finality_status
            end
-    returning normalized_event_id, xmax = 0";
+    returning normalized_event_id, xmax = 0"
+);
 
 // Executed again in another block a transaction may log something else under the same name: what the event
 // says follows its block.
-const UPSERT_EVENTS: &str = "
+macro_rules! insert_events {
+    ($conflict:expr) => {
+        concat!(
+            "
     insert into ledger.normalized_events as e
         (id, source_event_id, sub_index, network_id, event_kind, asset_id, collection_id, block_number,
          block_hash, tx_hash, event_index, event_time, finality_status, is_reverted, blob_ref)
     select u.id, u.source, u.sub, $1, u.kind::ledger.event_kind, u.asset, u.collection, u.block_number,
-           u.block_hash, u.tx_hash, u.event_index, u.event_time, u.status::ledger.event_finality_status,
+           u.block_hash, u.tx_hash, u.event_index, u.event_time,
+           (case u.status when 'confirmed' then 'pending' else u.status end)::ledger.event_finality_status,
            u.status = 'reverted', u.blob_ref
       from unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::uuid[], $8::bigint[],
                   $9::bytea[], $10::bytea[], $11::int[], $12::timestamptz[], $13::text[], $14::text[])
            u (id, source, sub, kind, asset, collection, block_number, block_hash, tx_hash, event_index,
               event_time, status, blob_ref)
-     order by u.id
+     order by u.id",
+            $conflict
+        )
+    };
+}
+const INSERT_EVENTS: &str = insert_events!("");
+const UPSERT_EVENTS: &str = insert_events!(concat!(
+    "
     on conflict (network_id, id) do update
        set event_kind = excluded.event_kind, asset_id = excluded.asset_id,
            collection_id = excluded.collection_id, block_number = excluded.block_number,
@@ -122,19 +171,32 @@ const UPSERT_EVENTS: &str = "
            event_index = excluded.event_index, event_time = excluded.event_time,
            finality_status = excluded.finality_status, is_reverted = excluded.is_reverted,
            blob_ref = excluded.blob_ref
-     where e.finality_status <> 'finalized'";
+     where e.is_reverted or e.block_number > ",
+    final_line!("$1")
+));
 
-const UPSERT_DELTAS: &str = "
+macro_rules! insert_deltas {
+    ($conflict:expr) => {
+        concat!(
+            "
     insert into ledger.normalized_event_deltas as d
         (normalized_event_id, delta_index, asset_id, from_account_id, to_account_id, qty_delta)
     select u.id, 0, u.asset, u.sender, u.receiver, u.qty::numeric
       from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::text[]) u (id, asset, sender, receiver, qty)
-     order by u.id
+     order by u.id",
+            $conflict
+        )
+    };
+}
+const INSERT_DELTAS: &str = insert_deltas!("");
+const UPSERT_DELTAS: &str = insert_deltas!(
+    "
     on conflict (normalized_event_id, delta_index) do update
        set asset_id = excluded.asset_id, from_account_id = excluded.from_account_id,
            to_account_id = excluded.to_account_id, qty_delta = excluded.qty_delta
      where (d.asset_id, d.from_account_id, d.to_account_id, d.qty_delta) is distinct from
-           (excluded.asset_id, excluded.from_account_id, excluded.to_account_id, excluded.qty_delta)";
+           (excluded.asset_id, excluded.from_account_id, excluded.to_account_id, excluded.qty_delta)"
+);
 
 const DROP_DELTAS: &str = "delete from ledger.normalized_event_deltas where normalized_event_id = any($1)";
 
@@ -167,9 +229,13 @@ pub async fn upsert_events(
     if !moved.is_empty() {
         let known: Vec<EventId> = written.iter().filter(|(_, new)| !**new).map(|(id, _)| *id).collect();
         touched.extend(drop_open_legs(tx, &known).await?);
-        write_events(tx, network, &moved).await?;
-        write_deltas(tx, &moved).await?;
-        write_open_legs(tx, network, &moved).await?;
+        // Where every key is new there is nothing to conflict with.
+        let all_new = known.is_empty();
+        tokio::try_join!(
+            write_events(tx, network, &moved, all_new),
+            write_deltas(tx, &moved, all_new),
+            write_open_legs(tx, network, &moved, all_new)
+        )?;
         let standing = moved.iter().filter(|row| row.status != FinalityStatus::Reverted);
         touched.extend(standing.filter_map(|row| row.asset));
     }
@@ -202,7 +268,12 @@ async fn upsert_keys(
     Ok(changed.iter().map(|row| (EventId(row.get(0)), row.get(1))).collect())
 }
 
-async fn write_events(tx: &Tx<'_>, network: NetworkId, rows: &[&NormalizedRow]) -> Result<u64, StoreError> {
+async fn write_events(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    rows: &[&NormalizedRow],
+    all_new: bool,
+) -> Result<u64, StoreError> {
     let ids: Vec<Uuid> = rows.iter().map(|row| row.id.0).collect();
     let sources: Vec<&str> = rows.iter().map(|row| row.source_event_id.as_str()).collect();
     let subs: Vec<String> = rows.iter().map(|row| row.sub_index.to_string()).collect();
@@ -218,7 +289,7 @@ async fn write_events(tx: &Tx<'_>, network: NetworkId, rows: &[&NormalizedRow]) 
     let blobs: Vec<Option<&str>> = rows.iter().map(|row| row.blob_ref.as_deref()).collect();
     tx.execute(
         "write events",
-        UPSERT_EVENTS,
+        if all_new { INSERT_EVENTS } else { UPSERT_EVENTS },
         &[
             &network.0,
             &ids,
@@ -259,16 +330,16 @@ fn delta_columns<'a>(rows: impl Iterator<Item = &'a NormalizedRow> + Clone) -> D
     }
 }
 
-async fn write_deltas(tx: &Tx<'_>, rows: &[&NormalizedRow]) -> Result<(), StoreError> {
+async fn write_deltas(tx: &Tx<'_>, rows: &[&NormalizedRow], all_new: bool) -> Result<(), StoreError> {
     let still: Vec<Uuid> = rows.iter().filter(|row| row.delta.is_none()).map(|row| row.id.0).collect();
-    if !still.is_empty() {
+    if !still.is_empty() && !all_new {
         tx.execute("drop movements that are no more", DROP_DELTAS, &[&still]).await?;
     }
     let columns = delta_columns(rows.iter().copied().filter(|row| row.delta.is_some()));
     if !columns.ids.is_empty() {
         let DeltaColumns { ids, assets, senders, receivers, quantities } = columns;
-        tx.execute("write movements", UPSERT_DELTAS, &[&ids, &assets, &senders, &receivers, &quantities])
-            .await?;
+        let sql = if all_new { INSERT_DELTAS } else { UPSERT_DELTAS };
+        tx.execute("write movements", sql, &[&ids, &assets, &senders, &receivers, &quantities]).await?;
     }
     Ok(())
 }
@@ -301,18 +372,34 @@ pub async fn drop_open_legs(tx: &Tx<'_>, events: &[EventId]) -> Result<BTreeSet<
     Ok(rows.iter().map(|row| AssetId(row.get(0))).collect())
 }
 
-const WRITE_OPEN_LEGS: &str = "
+macro_rules! insert_legs {
+    ($conflict:expr) => {
+        concat!(
+            "
     insert into ledger.unfinalized_deltas
         (asset_id, account_id, normalized_event_id, leg, network_id, block_number, qty_delta)
     select u.asset, u.account, u.id, u.leg, $1, u.block_number, u.qty::numeric
       from unnest($2::uuid[], $3::uuid[], $4::uuid[], $5::smallint[], $6::bigint[], $7::text[])
-           u (asset, account, id, leg, block_number, qty)
+           u (asset, account, id, leg, block_number, qty)",
+            $conflict
+        )
+    };
+}
+const NEW_OPEN_LEGS: &str = insert_legs!("");
+const WRITE_OPEN_LEGS: &str = insert_legs!(
+    "
     on conflict (asset_id, account_id, normalized_event_id, leg) do update
-       set block_number = excluded.block_number, qty_delta = excluded.qty_delta";
+       set block_number = excluded.block_number, qty_delta = excluded.qty_delta"
+);
 
 /// Puts the legs of rows whose keys and movements were just written among what is open: as
 /// [`insert_open_legs`], without reading them back.
-async fn write_open_legs(tx: &Tx<'_>, network: NetworkId, rows: &[&NormalizedRow]) -> Result<(), StoreError> {
+async fn write_open_legs(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    rows: &[&NormalizedRow],
+    all_new: bool,
+) -> Result<(), StoreError> {
     let open =
         rows.iter().filter(|row| !matches!(row.status, FinalityStatus::Reverted | FinalityStatus::Finalized));
     let mut legs: Vec<(Uuid, Uuid, Uuid, i16, i64, String)> = Vec::with_capacity(rows.len() * 2);
@@ -331,7 +418,7 @@ async fn write_open_legs(tx: &Tx<'_>, network: NetworkId, rows: &[&NormalizedRow
     legs.sort_unstable();
     tx.execute(
         "write open legs",
-        WRITE_OPEN_LEGS,
+        if all_new { NEW_OPEN_LEGS } else { WRITE_OPEN_LEGS },
         &[
             &network.0,
             &legs.iter().map(|leg| leg.0).collect::<Vec<_>>(),
@@ -346,20 +433,24 @@ async fn write_open_legs(tx: &Tx<'_>, network: NetworkId, rows: &[&NormalizedRow
     Ok(())
 }
 
-const INSERT_OPEN_LEGS: &str = "
+const INSERT_OPEN_LEGS: &str = concat!(
+    "
     insert into ledger.unfinalized_deltas
         (asset_id, account_id, normalized_event_id, leg, network_id, block_number, qty_delta)
     select d.asset_id, l.account_id, d.normalized_event_id, l.leg, k.network_id, k.block_number, l.qty
       from unnest($1::uuid[]) u (id)
       join ledger.normalized_event_keys k
-        on k.normalized_event_id = u.id and not k.is_reverted and k.finality_status <> 'finalized'
+        on k.normalized_event_id = u.id and not k.is_reverted and k.block_number > ",
+    final_line!("k.network_id"),
+    "
       join ledger.normalized_event_deltas d on d.normalized_event_id = u.id
      cross join lateral (values (0::smallint, d.from_account_id, -abs(d.qty_delta)),
                                 (1::smallint, d.to_account_id, abs(d.qty_delta))) l (leg, account_id, qty)
      where l.account_id is not null and l.qty <> 0
      order by 1, 2, 3, 4
     on conflict (asset_id, account_id, normalized_event_id, leg) do update
-       set block_number = excluded.block_number, qty_delta = excluded.qty_delta";
+       set block_number = excluded.block_number, qty_delta = excluded.qty_delta"
+);
 
 /// Puts the legs of those events that are neither final nor reverted among what is open. A movement of
 /// nothing has no legs.
@@ -375,8 +466,10 @@ pub async fn insert_open_legs(tx: &Tx<'_>, events: &[EventId]) -> Result<u64, St
 pub struct Progress {
     /// Newest block such that it and all below it are normalized.
     pub head: i64,
-    /// Applied to ownership_current up to here.
+    /// Applied to ownership_current up to here: canonical events at or below are final.
     pub finalized: i64,
+    /// Canonical events at or below have enough blocks above them.
+    pub confirmed: i64,
     /// As the chain reported it; may be ahead of what is normalized.
     pub reported: i64,
     /// Applied in bulk, without claims, up to here.
@@ -390,7 +483,7 @@ const CREATE_PROGRESS: &str = "
     insert into ledger.network_progress (network_id, head_height) values ($1, $2)
     on conflict (network_id) do nothing";
 const LOCK_PROGRESS: &str = "
-    select head_height, finalized_height, reported_finalized, history_height, read_models_due
+    select head_height, finalized_height, reported_finalized, history_height, read_models_due, confirmed_height
       from ledger.network_progress where network_id = $1 for update";
 
 /// Locks a network's row first of all, so that workers of one network take turns. A network that starts at
@@ -414,6 +507,7 @@ pub async fn lock_progress(
         reported: row.get(2),
         history: row.get(3),
         read_models_due: row.get(4),
+        confirmed: row.get(5),
     };
     log_height::settle(tx, network, progress.head).await?;
     Ok(progress)
@@ -422,14 +516,18 @@ pub async fn lock_progress(
 const SET_PROGRESS: &str = "
     update ledger.network_progress
        set head_height = $2, finalized_height = $3, reported_finalized = $4, history_height = $5,
-           updated_at = now()
+           confirmed_height = $6, updated_at = now()
      where network_id = $1";
 
 /// Writes progress back; the caller holds the lock.
 pub async fn set_progress(tx: &Tx<'_>, network: NetworkId, progress: &Progress) -> Result<(), StoreError> {
-    let Progress { head, finalized, reported, history, read_models_due: _ } = progress;
-    tx.execute("set the network's progress", SET_PROGRESS, &[&network.0, head, finalized, reported, history])
-        .await?;
+    let Progress { head, finalized, confirmed, reported, history, read_models_due: _ } = progress;
+    tx.execute(
+        "set the network's progress",
+        SET_PROGRESS,
+        &[&network.0, head, finalized, reported, history, confirmed],
+    )
+    .await?;
     Ok(())
 }
 
@@ -458,12 +556,16 @@ pub async fn recent_above(tx: &Tx<'_>, network: NetworkId, above: i64) -> Result
         .collect()
 }
 
-const OPEN_ABOVE: &str = "
+const OPEN_ABOVE: &str = concat!(
+    "
     select block_number, block_hash from ledger.recent_blocks where network_id = $1 and block_number > $2
     union
     select block_number, block_hash from ledger.normalized_event_keys
-     where network_id = $1 and block_number > $2 and finality_status <> 'finalized' and not is_reverted
-     order by block_number, block_hash";
+     where network_id = $1 and block_number > greatest($2, ",
+    final_line!("$1"),
+    ") and finality_status <> 'finalized' and not is_reverted
+     order by block_number, block_hash"
+);
 
 /// Blocks above the head whose events stand, lowest first: a reorg brought the head below them.
 pub async fn open_above(tx: &Tx<'_>, network: NetworkId, head: i64) -> Result<Vec<BlockRef>, StoreError> {
@@ -542,12 +644,15 @@ pub async fn swap_branches(
     Ok(())
 }
 
-const REVERT: &str = "
+const REVERT: &str = concat!(
+    "
     with reverted as (
         update ledger.normalized_event_keys
            set finality_status = 'reverted', is_reverted = true
          where network_id = $1 and block_number = any($3) and block_hash = any($2)
-           and finality_status <> 'finalized' and not is_reverted
+           and finality_status <> 'finalized' and not is_reverted and block_number > ",
+    final_line!("$1"),
+    "
         returning normalized_event_id
     )
     update ledger.normalized_events e
@@ -555,7 +660,8 @@ const REVERT: &str = "
       from reverted r
      where e.network_id = $1 and e.id = r.normalized_event_id
     returning e.id, e.event_kind::text, e.asset_id, e.collection_id, e.block_number, e.block_hash,
-              e.event_time";
+              e.event_time"
+);
 
 /// An event that a reorg touched.
 #[derive(Debug, Clone, PartialEq)]
@@ -600,12 +706,15 @@ pub async fn revert_blocks(
     touched_events(&rows)
 }
 
-const RESTORE: &str = "
+const RESTORE: &str = concat!(
+    "
     with restored as (
         update ledger.normalized_event_keys
            set finality_status = 'pending', is_reverted = false
          where network_id = $1 and block_number = any($3) and block_hash = any($2)
-           and finality_status <> 'finalized' and is_reverted
+           and is_reverted and block_number > ",
+    final_line!("$1"),
+    "
         returning normalized_event_id
     )
     update ledger.normalized_events e
@@ -613,7 +722,8 @@ const RESTORE: &str = "
       from restored r
      where e.network_id = $1 and e.id = r.normalized_event_id
     returning e.id, e.event_kind::text, e.asset_id, e.collection_id, e.block_number, e.block_hash,
-              e.event_time";
+              e.event_time"
+);
 
 /// Takes the revert of these blocks' events back: the blocks are canonical again.
 pub async fn restore_blocks(
@@ -668,55 +778,22 @@ pub async fn rehome_openings(
     Ok(moved)
 }
 
-const FINALIZE: &str = "
-    with final as (
-        update ledger.normalized_event_keys
-           set finality_status = 'finalized'
-         where network_id = $1 and block_number <= $2 and finality_status <> 'finalized'
-           and finality_status in ('pending', 'confirmed') and not is_reverted
-        returning normalized_event_id
-    )
-    update ledger.normalized_events e
-       set finality_status = 'finalized'
-      from final f
-     where e.network_id = $1 and e.id = f.normalized_event_id
-    returning e.id";
+const CANONICAL_BETWEEN: &str = "
+    select normalized_event_id from ledger.normalized_event_keys
+     where network_id = $1 and block_number > $2 and block_number <= $3 and finality_status <> 'finalized'
+       and not is_reverted
+     order by normalized_event_id";
 
-/// Makes all canonical events at or below a height final, in one statement; gives them.
-pub async fn finalize_through(
-    tx: &Tx<'_>,
-    network: NetworkId,
-    height: i64,
-) -> Result<Vec<EventId>, StoreError> {
-    let rows = tx.query("finalize events", FINALIZE, &[&network.0, &height]).await?;
-    let mut ids: Vec<EventId> = rows.iter().map(|row| EventId(row.get(0))).collect();
-    ids.sort_unstable();
-    Ok(ids)
-}
-
-const CONFIRM: &str = "
-    with confirmed as (
-        update ledger.normalized_event_keys
-           set finality_status = 'confirmed'
-         where network_id = $1 and block_number > $2 and block_number <= $3
-           and finality_status = 'pending' and not is_reverted
-        returning normalized_event_id
-    )
-    update ledger.normalized_events e
-       set finality_status = 'confirmed'
-      from confirmed c
-     where e.network_id = $1 and e.id = c.normalized_event_id
-    returning e.asset_id";
-
-/// Makes pending events in `above..=through` confirmed; gives their assets and how many they were.
-pub async fn confirm_through(
+/// The canonical events in `above..=through`, which become final when the line moves there.
+pub async fn canonical_between(
     tx: &Tx<'_>,
     network: NetworkId,
     above: i64,
     through: i64,
-) -> Result<(BTreeSet<AssetId>, usize), StoreError> {
-    let rows = tx.query("confirm events", CONFIRM, &[&network.0, &above, &through]).await?;
-    Ok((rows.iter().filter_map(|row| row.get::<_, Option<Uuid>>(0)).map(AssetId).collect(), rows.len()))
+) -> Result<Vec<EventId>, StoreError> {
+    let rows =
+        tx.query("read what becomes final", CANONICAL_BETWEEN, &[&network.0, &above, &through]).await?;
+    Ok(rows.iter().map(|row| EventId(row.get(0))).collect())
 }
 
 /// A movement with all that applying it needs.
@@ -784,14 +861,17 @@ pub async fn movements(
         .collect()
 }
 
-const READ_EVENTS: &str = "
+const READ_EVENTS: &str = concat!(
+    "
     select e.id, e.source_event_id, e.sub_index, e.event_kind::text, e.asset_id, e.collection_id,
-           e.block_number, e.block_hash, e.tx_hash, e.event_index, e.event_time, e.finality_status::text,
-           e.blob_ref, d.asset_id, d.from_account_id, d.to_account_id, abs(d.qty_delta)::text
+           e.block_number, e.block_hash, e.tx_hash, e.event_index, e.event_time, ",
+    status_now!("e.is_reverted", "e.block_number", "$1"),
+    "::text, e.blob_ref, d.asset_id, d.from_account_id, d.to_account_id, abs(d.qty_delta)::text
       from unnest($2::uuid[]) u (id)
       join ledger.normalized_events e on e.network_id = $1 and e.id = u.id
       left join ledger.normalized_event_deltas d on d.normalized_event_id = u.id
-     order by e.block_number, e.event_index, e.sub_index::bigint, e.id";
+     order by e.block_number, e.event_index, e.sub_index::bigint, e.id"
+);
 
 /// Events as they are stored, in the chain's order.
 pub async fn read_events(
@@ -1017,15 +1097,19 @@ pub struct FirstOpen {
     pub status: FinalityStatus,
 }
 
-const FIRST_OPEN: &str = "
+const FIRST_OPEN: &str = concat!(
+    "
     select distinct on (l.asset_id, l.account_id)
            l.asset_id, l.account_id, a.collection_id, e.block_number, e.block_hash, e.event_time,
-           e.finality_status::text
+           ",
+    status_now!("e.is_reverted", "e.block_number", "$1"),
+    "::text
       from unnest($2::uuid[], $3::uuid[]) u (asset, account)
       join ledger.unfinalized_deltas l on l.asset_id = u.asset and l.account_id = u.account
       join ledger.normalized_events e on e.network_id = $1 and e.id = l.normalized_event_id
       join catalog.assets a on a.id = l.asset_id
-     order by l.asset_id, l.account_id, e.block_number, e.event_index";
+     order by l.asset_id, l.account_id, e.block_number, e.event_index"
+);
 
 /// For each pair the first open event that touches it; pairs without one are left out.
 pub async fn first_open(
@@ -1123,7 +1207,7 @@ const UNFINALIZE: &str = "
     with opened as (
         update ledger.normalized_event_keys
            set finality_status = 'pending'
-         where network_id = $1 and block_number > $2 and finality_status = 'finalized'
+         where network_id = $1 and block_number > $2 and block_number <= $3 and not is_reverted
         returning normalized_event_id
     )
     update ledger.normalized_events e
@@ -1132,13 +1216,15 @@ const UNFINALIZE: &str = "
      where e.network_id = $1 and e.id = o.normalized_event_id
     returning e.id, e.asset_id";
 
-/// The operator's rewind: final events above a height are pending again. Gives them and their assets.
-pub async fn unfinalize_above(
+/// The operator's rewind: what is final in `above..=finalized` is written as pending, so that it is found among what
+/// is open. The caller moves the line back. Gives these events and their assets.
+pub async fn unfinalize(
     tx: &Tx<'_>,
     network: NetworkId,
-    height: i64,
+    above: i64,
+    finalized: i64,
 ) -> Result<(Vec<EventId>, BTreeSet<AssetId>), StoreError> {
-    let rows = tx.query("take finality back", UNFINALIZE, &[&network.0, &height]).await?;
+    let rows = tx.query("take finality back", UNFINALIZE, &[&network.0, &above, &finalized]).await?;
     let mut ids: Vec<EventId> = rows.iter().map(|row| EventId(row.get(0))).collect();
     ids.sort_unstable();
     Ok((ids, rows.iter().filter_map(|row| row.get::<_, Option<Uuid>>(1)).map(AssetId).collect()))

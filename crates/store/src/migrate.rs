@@ -46,6 +46,8 @@ migrations!(
     "0019_finality_lines",
     "0020_read_models_due",
     "0021_whole_indexes",
+    "0022_final_by_the_line",
+    "0023_envelopes_as_text",
 );
 
 /// What [`run`] did.

@@ -220,7 +220,7 @@ const APPEND: &str = "
          retention_class, tenant_id, envelope)
     select e.id, e.aggregate_type, e.partition_key, e.event_type, e.topic, e.stream, e.part, e.partition_key,
            e.correlation_id, $10, $11,
-           (e.envelope || n.at || '}}')::jsonb
+           (e.envelope || n.at || '}}')::json
     from (select to_json(now())::text as at offset 0) n
    cross join unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::text[],
                 $8::uuid[], $9::text[]) with ordinality

@@ -135,10 +135,11 @@ const RECOMPUTE: &str = "
     select d.asset_id, l.account_id, sum(l.qty)::text
       from ledger.normalized_event_deltas d
       join ledger.normalized_event_keys k on k.normalized_event_id = d.normalized_event_id
+      join ledger.network_progress p on p.network_id = k.network_id and k.block_number <= p.finalized_height
      cross join lateral (values (d.from_account_id, -abs(d.qty_delta)),
                                 (d.to_account_id, abs(d.qty_delta))) l (account_id, qty)
      where d.asset_id = any($1) and l.account_id is not null
-       and k.finality_status = 'finalized' and not k.is_reverted
+       and not k.is_reverted
        and not exists (select 1 from ledger.quarantine q
                         where q.consumer = 'state-updater' and q.normalized_event_id = k.normalized_event_id
                           and q.resolved_at is null)
@@ -155,8 +156,9 @@ const BURNT_AMONG: &str = "
     select distinct d.asset_id
       from ledger.normalized_event_deltas d
       join ledger.normalized_event_keys k on k.normalized_event_id = d.normalized_event_id
+      join ledger.network_progress p on p.network_id = k.network_id and k.block_number <= p.finalized_height
      where d.asset_id = any($1) and d.to_account_id is null and d.qty_delta <> 0
-       and k.finality_status = 'finalized' and not k.is_reverted
+       and not k.is_reverted
        and not exists (select 1 from ledger.quarantine q
                         where q.consumer = 'state-updater' and q.normalized_event_id = k.normalized_event_id
                           and q.resolved_at is null)";

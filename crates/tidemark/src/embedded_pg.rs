@@ -597,6 +597,8 @@ impl Place {
             "backend_flush_after=1MB",
             // Small tables that grow fast would be sampled all the time, each time for seconds of a core; plans
             // here go by keys anyway.
+            // Append-only tables need a vacuum for their visibility alone: not with every fifth row of a young one.
+            "autovacuum_vacuum_insert_threshold=1000000",
             "autovacuum_analyze_threshold=20000",
             "autovacuum_analyze_scale_factor=0.4",
             "default_statistics_target=30",

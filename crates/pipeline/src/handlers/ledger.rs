@@ -241,10 +241,11 @@ impl Handler for LedgerHandler {
     }
     async fn apply(&self, tx: &Tx<'_>, batch: &[Delivered]) -> Result<(), HandleError> {
         tx.look_up_by_key().await?;
-        for delivered in batch {
+        for (place, delivered) in batch.iter().enumerate() {
             let done = match delivered.envelope.event_type.as_str() {
                 "chain.block.ingested" => self.block(tx, delivered).await,
                 "chain.reorg.detected" => self.reorg(tx, delivered).await,
+                _ if is_overtaken(delivered, &batch[place + 1..]) => Ok(()),
                 _ => self.finality(tx, delivered).await,
             };
             if let Err(error) = done {
@@ -260,6 +261,20 @@ impl Handler for LedgerHandler {
         }
         Ok(tx.look_up_as_usual().await?)
     }
+}
+
+/// Does the batch bring a line of the same network that is as high or higher, with nothing but blocks in between? Then
+/// that one does the work of both, once.
+fn is_overtaken(line: &Delivered, later: &[Delivered]) -> bool {
+    let next = later
+        .iter()
+        .filter(|one| one.envelope.partition_key == line.envelope.partition_key)
+        .find(|one| one.envelope.event_type != "chain.block.ingested");
+    let Some(next) = next.filter(|next| next.envelope.event_type == line.envelope.event_type) else {
+        return false;
+    };
+    let height = |of: &Delivered| payload::<FinalityAdvanced>(of).map(|event| event.finalized_height);
+    matches!((height(line), height(next)), (Ok(line), Ok(next)) if next >= line)
 }
 
 #[derive(Deserialize)]
@@ -305,5 +320,59 @@ fn raw_error(error: RawError) -> HandleError {
             reason: "a body could not be read from object storage".into(),
             source: Some(Box::new(error)),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tidemark_model::envelope::{Actor, ActorKind, DataResidency, Envelope, RetentionClass, Source};
+    use time::OffsetDateTime;
+
+    use super::*;
+
+    fn delivered(event_type: &str, network: i32, payload: Value) -> Delivered {
+        let at = OffsetDateTime::UNIX_EPOCH;
+        let id = tidemark_model::envelope::derived_id(at, &[event_type, &payload.to_string()]);
+        let envelope = Envelope {
+            event_id: id,
+            event_type: event_type.to_owned(),
+            event_version: 1,
+            schema_uri: String::new(),
+            source: Source { service: "chain".into(), instance: "i".into(), commit: "c".into() },
+            occurred_at: at,
+            ingested_at: at,
+            causation_id: None,
+            correlation_id: id,
+            traceparent: None,
+            tenant_id: "t".into(),
+            actor: Actor { kind: ActorKind::System, id: "chain".into() },
+            payload,
+            partition_key: network.to_string(),
+            outbox: None,
+            retention_class: RetentionClass::Operational,
+            data_residency: DataResidency::Eu,
+        };
+        Delivered { envelope, stream: "chain".into(), part: 0, pseq: 1, replay: false }
+    }
+    fn line(network: i32, height: u64) -> Delivered {
+        let hash = format!("0x{}", "11".repeat(32));
+        let payload = json!({ "network_id": network, "finalized_height": height, "finalized_hash": hash });
+        delivered("chain.finality.advanced", network, payload)
+    }
+
+    #[test]
+    fn a_line_gives_way_to_the_next_of_its_network_unless_that_is_lower_or_behind_a_reorg() {
+        let block = || delivered("chain.block.ingested", 1, json!({}));
+        let reorg = || delivered("chain.reorg.detected", 1, json!({}));
+        assert!(is_overtaken(&line(1, 5), &[block(), line(1, 6)]));
+        assert!(is_overtaken(&line(1, 5), &[line(2, 9), line(1, 5)]));
+        assert!(!is_overtaken(&line(1, 5), &[]));
+        assert!(!is_overtaken(&line(1, 5), &[block()]));
+        assert!(!is_overtaken(&line(1, 5), &[line(2, 6)]));
+        assert!(!is_overtaken(&line(1, 5), &[line(1, 4)]), "an older report must not hide a newer one");
+        assert!(!is_overtaken(&line(1, 5), &[block(), reorg(), line(1, 6)]));
+        let broken = delivered("chain.finality.advanced", 1, json!({}));
+        assert!(!is_overtaken(&broken, &[line(1, 6)]), "what cannot be read is said, not passed over");
     }
 }

@@ -16,7 +16,7 @@ pub const CONSUMERS: &[(&str, &[Accepts])] =
 
 /// The payload as its type. The registry has validated it; a mismatch is a version we do not understand.
 fn payload<T: DeserializeOwned>(delivered: &Delivered) -> Result<T, HandleError> {
-    serde_json::from_value(delivered.envelope.payload.clone()).map_err(|error| HandleError::Poison {
+    T::deserialize(&delivered.envelope.payload).map_err(|error| HandleError::Poison {
         reason: format!("the payload of {} is not what its schema says", delivered.envelope.event_type),
         source: Some(Box::new(error)),
     })

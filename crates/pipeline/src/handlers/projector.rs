@@ -14,7 +14,7 @@ use tidemark_store::partitions::{Partitions, Table};
 use tidemark_store::{Db, Tx, bulk};
 
 use super::payload;
-use crate::projectors::{self, rebuild_keys, touched};
+use crate::projectors::{self, Addresses, rebuild_and_emit, touched};
 
 pub(super) const KIND: &str = "projector";
 pub(super) const ACCEPTS: &[Accepts] = &[
@@ -30,12 +30,13 @@ pub struct ProjectorHandler {
     app: Db,
     partitions: Arc<Partitions>,
     emitter: Arc<Emitter>,
+    addresses: Addresses,
 }
 
 impl ProjectorHandler {
     /// A handler for all networks.
     pub fn new(app: Db, partitions: Arc<Partitions>, emitter: Arc<Emitter>) -> Self {
-        Self { app, partitions, emitter }
+        Self { app, partitions, emitter, addresses: Addresses::default() }
     }
 }
 
@@ -80,8 +81,7 @@ impl Handler for ProjectorHandler {
     async fn apply(&self, tx: &Tx<'_>, batch: &[Delivered]) -> Result<(), HandleError> {
         let envelopes: Vec<&Envelope> = batch.iter().map(|delivered| &delivered.envelope).collect();
         for (network, keys) in touched(&envelopes).map_err(refused)? {
-            let done = rebuild_keys(tx, network, &keys).await.map_err(refused)?;
-            self.emitter.append(tx, &done.drafts).await?;
+            rebuild_and_emit(tx, network, &keys, &self.addresses, &self.emitter).await.map_err(refused)?;
         }
         for (network, events) in counted(batch)? {
             bulk::count_events(tx, network, events).await?;
@@ -104,6 +104,7 @@ fn counted(batch: &[Delivered]) -> Result<BTreeMap<NetworkId, usize>, HandleErro
 fn refused(error: projectors::WorkError) -> HandleError {
     match error {
         projectors::WorkError::Store(error) => HandleError::Store(error),
+        projectors::WorkError::Emit(error) => error.into(),
         other => HandleError::Retry { reason: other.to_string(), source: None },
     }
 }

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 use tidemark_model::envelope::Draft;
-use tidemark_model::ids::{BlockHash, EventId, NetworkId, TxId};
+use tidemark_model::ids::{AssetId, BlockHash, EventId, NetworkId, TxId};
 use tidemark_model::subject::Subject;
+use tidemark_store::outbox::Emitter;
 use tidemark_store::projection::live::{
     self, AccountChange, CardChange, CardKey, HoldingChange, OwnershipKeys, StatsChange, TransferDetail,
     TransferRow,
@@ -16,6 +17,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
+use super::addresses::{Addresses, Known};
 use super::{Touched, WorkError};
 
 /// What a batch did.
@@ -35,63 +37,129 @@ pub async fn rebuild_keys(
     network: NetworkId,
     touched: &Touched,
 ) -> Result<Projected, WorkError> {
+    rebuild(tx, network, touched, &Addresses::default(), None).await
+}
+
+/// The same, and appends what it drafts to the outbox.
+pub async fn rebuild_and_emit(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    touched: &Touched,
+    addresses: &Addresses,
+    emitter: &Emitter,
+) -> Result<Projected, WorkError> {
+    rebuild(tx, network, touched, addresses, Some(emitter)).await
+}
+
+// Statements that do not need each other's answers are in flight together: the database goes from one to the next
+// without waiting for us, and we write what others are told while it works.
+async fn rebuild(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    touched: &Touched,
+    addresses: &Addresses,
+    emitter: Option<&Emitter>,
+) -> Result<Projected, WorkError> {
     projection::lock_network(tx, network).await?;
     tx.look_up_by_key().await?;
-    let mut done = Projected::default();
 
     if !touched.whole_assets.is_empty() {
         live::reopen_positions(tx, network).await?;
     }
     let events: Vec<Uuid> = touched.events.iter().map(|event| event.0).collect();
-    let moves = project_transfers(tx, network, &events, &mut done).await?;
+    let (mut truth, mut standing) = (Vec::new(), Vec::new());
+    if !events.is_empty() {
+        truth = live::true_transfers(tx, network, &events).await?;
+        standing = live::standing_transfers(tx, network, &events, &truth).await?;
+    }
+    let decided = decide(&truth, &standing);
+    let mut moves = Moves::of(&decided);
+    moves.remember_sides(&truth);
+    let mut done = Projected {
+        rows: live::remove_transfers(tx, network, &decided.remove).await?,
+        ..Projected::default()
+    };
 
-    let whole: Vec<Uuid> = touched.whole_assets.iter().map(|asset| asset.0).collect();
-    let keys = OwnershipKeys {
+    let owners = OwnershipKeys {
         events: events.iter().copied().filter(|event| !moves.events.contains(event)).collect(),
         pairs: moves.pairs.clone(),
         open_assets: touched.assets.iter().map(|asset| asset.0).collect(),
         final_assets: touched.final_assets.iter().map(|asset| asset.0).collect(),
         final_height: touched.finalized.map_or(-1, |(height, _)| height),
-        whole_assets: whole.clone(),
+        whole_assets: touched.whole_assets.iter().map(|asset| asset.0).collect(),
     };
-    let (written, holdings) = live::rebuild_ownership(tx, network, &keys).await?;
-    done.rows += written;
-    let owners: BTreeMap<Uuid, i64> = live::move_holders(tx, &holdings).await?.into_iter().collect();
+    let cards = card_keys(&moves, touched);
+    let is_exact = cards.iter().any(|key| key.exact);
 
-    let mut assets: BTreeSet<Uuid> = moves.assets.clone();
-    assets.extend(touched.event_assets.iter().chain(&touched.assets).map(|asset| asset.0));
-    assets.extend(&whole);
-    let mut exact = moves.exact_assets.clone();
-    exact.extend(&whole);
-    let key = |asset: &Uuid| CardKey {
-        asset: *asset,
-        seen: moves.seen.get(asset).copied(),
-        exact: exact.contains(asset),
+    let write = write_transfers(tx, network, &decided);
+    let tell = async {
+        let named: Vec<&TransferDetail> =
+            decided.retracted.iter().chain(&decided.projected).map(|(one, _)| *one).collect();
+        let known = addresses.of(tx, &named).await?;
+        let drafts = told(network, &decided, &known);
+        emit(tx, emitter, &drafts).await?;
+        Ok::<_, WorkError>(drafts)
     };
-    let keys: Vec<CardKey> = assets.iter().map(key).collect();
-    let cards = live::rebuild_cards(tx, network, &keys).await?;
-    done.rows += cards.iter().map(|change| change.written).sum::<u64>();
+    let rebuild_owners = async { Ok(live::rebuild_ownership(tx, network, &owners).await?) };
+    let rebuild_cards = async { Ok(live::rebuild_cards(tx, network, &cards).await?) };
+    let (drafts, written, (moved, holdings), cards) = if is_exact {
+        // Looks newest transfers up: those of the batch must be there, and its plan is its own.
+        (tell.await?, write.await?, rebuild_owners.await?, rebuild_cards.await?)
+    } else {
+        tokio::try_join!(tell, write, rebuild_owners, rebuild_cards)?
+    };
+    done.rows += written + moved + cards.iter().map(|change| change.written).sum::<u64>();
+    done.drafts = drafts;
 
-    let stats = stats_changes(cards, &owners, &moves.by_collection);
+    let accounts = account_changes(&moves, &holdings);
+    let (holders, moved) = if is_exact {
+        (live::move_holders(tx, &holdings).await?, live::move_accounts(tx, network, &accounts).await?)
+    } else {
+        tokio::try_join!(live::move_holders(tx, &holdings), live::move_accounts(tx, network, &accounts))?
+    };
+    done.rows += moved;
+    let holders: BTreeMap<Uuid, i64> = holders.into_iter().collect();
+    let stats = stats_changes(cards, &holders, &moves.by_collection);
     done.rows += live::move_stats(tx, network, &stats).await?;
-    done.rows += live::move_accounts(tx, network, &account_changes(&moves, &holdings)).await?;
 
     if let Some((height, hash)) = &touched.normalized {
         projection::move_watermark(tx, network, *height, hash.as_deref()).await?;
     }
     if let Some((height, at)) = touched.finalized {
         live::forget_positions(tx, network, height).await?;
-        done.drafts.push(Draft::derived(
+        let line = Draft::derived(
             subject("finality", "advanced"),
             &format!("{network}:{height}"),
             network.to_string(),
             json!({ "network_id": network, "finalized_height": height }),
             at,
-        ));
+        );
+        emit(tx, emitter, std::slice::from_ref(&line)).await?;
+        done.drafts.push(line);
     }
     projection::move_finality_line(tx, network, touched.finalized.map(|(height, _)| height)).await?;
     tx.look_up_as_usual().await?;
     Ok(done)
+}
+
+async fn emit(tx: &Tx<'_>, emitter: Option<&Emitter>, drafts: &[Draft]) -> Result<(), WorkError> {
+    match emitter {
+        Some(emitter) => Ok(emitter.append(tx, drafts).await?),
+        None => Ok(()),
+    }
+}
+
+/// Which cards to recompute.
+fn card_keys(moves: &Moves, touched: &Touched) -> Vec<CardKey> {
+    let mut assets: BTreeSet<Uuid> = moves.assets.clone();
+    let named = touched.event_assets.iter().chain(&touched.assets).chain(&touched.whole_assets);
+    assets.extend(named.map(|asset| asset.0));
+    let key = |asset: Uuid| CardKey {
+        asset,
+        seen: moves.seen.get(&asset).copied(),
+        exact: moves.exact_assets.contains(&asset) || touched.whole_assets.contains(&AssetId(asset)),
+    };
+    assets.into_iter().map(key).collect()
 }
 
 /// What the statistics of each collection move by: every difference that was written must be counted, also
@@ -127,35 +195,28 @@ fn stats_changes(
         .collect()
 }
 
-async fn project_transfers(
-    tx: &Tx<'_>,
-    network: NetworkId,
-    events: &[Uuid],
-    done: &mut Projected,
-) -> Result<Moves, WorkError> {
-    if events.is_empty() {
-        return Ok(Moves::default());
-    }
-    let truth = live::true_transfers(tx, network, events).await?;
-    let standing = live::standing_transfers(tx, network, events, &truth).await?;
-    let decided = decide(&truth, &standing);
-    done.rows += live::remove_transfers(tx, network, &decided.remove).await?;
-    done.rows += live::put_transfers(tx, network, &decided.put).await?;
-    live::put_positions(tx, network, &decided.positions).await?;
+async fn write_transfers(tx: &Tx<'_>, network: NetworkId, decided: &Decided<'_>) -> Result<u64, WorkError> {
     let delivered = i64::try_from(decided.projected.len()).expect("a batch is small");
-    projection::count_activity(tx, network, delivered).await?;
+    let (written, _, ()) = tokio::try_join!(
+        live::put_transfers(tx, network, &decided.put),
+        live::put_positions(tx, network, &decided.positions),
+        projection::count_activity(tx, network, delivered)
+    )?;
+    Ok(written)
+}
+
+/// What the live stream is told: retractions newest first, then deliveries oldest first.
+fn told(network: NetworkId, decided: &Decided<'_>, known: &Known) -> Vec<Draft> {
     let retracted: Vec<Told<'_>> =
         decided.retracted.iter().rev().map(|&(one, turn)| Told { one, turn, status: "reverted" }).collect();
-    done.drafts.extend(drafts(network, &subject("transfer", "retracted"), &retracted));
     let projected: Vec<Told<'_>> = decided
         .projected
         .iter()
         .map(|&(one, turn)| Told { one, turn, status: &one.finality_status })
         .collect();
-    done.drafts.extend(drafts(network, &subject("transfer", "projected"), &projected));
-    let mut moves = Moves::of(&decided);
-    moves.remember_sides(&truth);
-    Ok(moves)
+    let mut told = drafts(network, &subject("transfer", "retracted"), &retracted, known);
+    told.extend(drafts(network, &subject("transfer", "projected"), &projected, known));
+    told
 }
 
 /// What becomes of the rows of some events.
@@ -332,7 +393,7 @@ struct Told<'a> {
 
 /// Deliveries of the live stream, those of one height together. The same facts give the same id: a transfer is
 /// told once per turn, so the first of an event names it.
-fn drafts(network: NetworkId, subject: &Subject, told: &[Told<'_>]) -> Vec<Draft> {
+fn drafts(network: NetworkId, subject: &Subject, told: &[Told<'_>], known: &Known) -> Vec<Draft> {
     told.chunk_by(|one, next| one.one.row.height == next.one.row.height)
         .flat_map(|height| height.chunks(TRANSFERS_PER_EVENT))
         .map(|told| {
@@ -342,7 +403,7 @@ fn drafts(network: NetworkId, subject: &Subject, told: &[Told<'_>]) -> Vec<Draft
             let payload = json!({
                 "network_id": network,
                 "height": row.height,
-                "transfers": told.iter().map(|told| transfer(network, told)).collect::<Vec<_>>(),
+                "transfers": told.iter().map(|told| transfer(network, told, known)).collect::<Vec<_>>(),
             });
             Draft::derived(subject.clone(), &cause, network.to_string(), payload, row.event_time)
         })
@@ -353,7 +414,8 @@ fn block_hash(row: &TransferRow) -> String {
     BlockHash::from_slice(&row.block_hash).map(|hash| hash.to_string()).unwrap_or_default()
 }
 
-fn transfer(network: NetworkId, told: &Told<'_>) -> serde_json::Value {
+fn transfer(network: NetworkId, told: &Told<'_>, known: &Known) -> serde_json::Value {
+    let address = |id: Uuid| known.get(&id).map(|address| &**address);
     let (one, row) = (told.one, &told.one.row);
     json!({
         "event_id": row.event_id,
@@ -361,10 +423,10 @@ fn transfer(network: NetworkId, told: &Told<'_>) -> serde_json::Value {
         "kind": row.kind,
         "asset_id": row.asset_id,
         "collection_id": row.collection_id,
-        "contract": one.contract,
+        "contract": address(row.collection_id.0),
         "token_id": one.token_id,
-        "from": one.from,
-        "to": one.to,
+        "from": row.from_account.and_then(|account| address(account.0)),
+        "to": row.to_account.and_then(|account| address(account.0)),
         "qty": row.qty,
         "height": row.height,
         "block_hash": block_hash(row),
@@ -378,7 +440,7 @@ fn transfer(network: NetworkId, told: &Told<'_>) -> serde_json::Value {
 
 #[cfg(test)]
 mod tests {
-    use tidemark_model::ids::{AccountId, AssetId, CollectionId};
+    use tidemark_model::ids::{AccountId, CollectionId};
 
     use super::*;
 
@@ -422,10 +484,7 @@ mod tests {
                 is_reverted,
             },
             finality_status: if is_reverted { "reverted" } else { "pending" }.into(),
-            contract: "0xc".into(),
             token_id: "7".into(),
-            from: Some("0xa".into()),
-            to: Some("0xb".into()),
             turn,
             has_position: turn > 0,
         }
@@ -498,7 +557,7 @@ mod tests {
         let one = at(5, 1, false, 0);
         let id = |turn| {
             let told = [Told { one: &one, turn, status: "pending" }];
-            drafts(NetworkId(1), &subject("transfer", "projected"), &told)[0].event_id
+            drafts(NetworkId(1), &subject("transfer", "projected"), &told, &Known::new())[0].event_id
         };
         assert_eq!(id(0), id(0));
         assert_ne!(id(0), id(1));
@@ -514,7 +573,7 @@ mod tests {
             all.push(one);
         }
         let told: Vec<Told<'_>> = all.iter().map(|one| Told { one, turn: 0, status: "pending" }).collect();
-        let drafts = drafts(NetworkId(1), &subject("transfer", "projected"), &told);
+        let drafts = drafts(NetworkId(1), &subject("transfer", "projected"), &told, &Known::new());
         let transfers = |draft: &Draft| draft.payload["transfers"].as_array().expect("a list").clone();
         assert_eq!(drafts.iter().map(|draft| transfers(draft).len()).collect::<Vec<_>>(), [50, 50, 20, 1]);
         let indexes: Vec<i64> = drafts

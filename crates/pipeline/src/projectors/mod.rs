@@ -48,12 +48,14 @@
 //! struck through. An event that at finality did something else than its legs said (refused, or with an opening
 //! that nobody could tell before) is named again by `ledger.event.normalized`.
 
+mod addresses;
 mod keyed;
 mod rebuild;
 mod reconcile;
 mod touched;
 
-pub use keyed::{Projected, rebuild_keys};
+pub use addresses::Addresses;
+pub use keyed::{Projected, rebuild_and_emit, rebuild_keys};
 pub use rebuild::{
     Progress, RebuildReport, forget_outdated_rebuilds, forget_rebuild, rebuild_projection, undo_rebuild,
 };
@@ -67,6 +69,7 @@ pub use tidemark_store::projection::{
 pub use touched::{Touched, touched};
 
 use tidemark_store::StoreError;
+use tidemark_store::outbox::OutboxError;
 
 /// Why a batch could not be projected.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +77,9 @@ pub enum WorkError {
     /// The database.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// What the batch means for others could not be emitted.
+    #[error(transparent)]
+    Emit(#[from] OutboxError),
     /// An event of ours does not say what its schema promises: park it, do not repeat.
     #[error("{subject} {event_id} cannot be read: release it from the DLQ after the producer is mended")]
     Payload {

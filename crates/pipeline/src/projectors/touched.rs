@@ -93,7 +93,7 @@ pub fn touched(batch: &[&Envelope]) -> Result<BTreeMap<NetworkId, Touched>, Work
                         let through = final_through.entry(change.network_id).or_insert(change.height);
                         *through = change.height.max(*through);
                     }
-                    // Readers see from heights what is confirmed; no row says it.
+                    // No longer said: readers see from heights what is confirmed.
                     "confirmed" => {}
                     // Anything else may change any row.
                     _ => one.whole_assets.extend(change.assets),

@@ -39,7 +39,7 @@ pub enum BlockOutcome {
     },
 }
 
-/// Normalizes a block and moves the head; then confirms, and applies finality that was waiting for it.
+/// Normalizes a block and moves the head and what is confirmed; then applies finality that was waiting for it.
 pub async fn process_block(
     tx: &Tx<'_>,
     network: &Network,
@@ -69,11 +69,9 @@ pub async fn process_block(
     normalizer::quarantine_records(tx, network, block, &parsed.quarantined).await?;
     let mut emitted = done.drafts;
     emitted.push(drafts::block_normalized(network, block, input.time, parsed.events.len(), cause));
-    if height > progress.head {
-        progress.head = height;
-        ledger::set_progress(tx, network.id, &progress).await?;
-    }
-    emitted.extend(state_updater::advance_confirmed(tx, network, *chain_head, cause).await?);
+    progress.head = progress.head.max(height);
+    state_updater::confirm(network, *chain_head, &mut progress);
+    ledger::set_progress(tx, network.id, &progress).await?;
     if progress.reported > progress.finalized {
         let reported = Height::from_i64(progress.reported);
         emitted.extend(state_updater::advance_finality(tx, network, reported, None, cause).await?.drafts);

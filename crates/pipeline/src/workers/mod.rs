@@ -21,7 +21,7 @@ pub use block::{BlockInput, BlockOutcome, process_block};
 pub use normalizer::{Normalized, normalize};
 pub use openings::{Openings, prepare};
 pub use reorg_handler::{Reorged, handle_reorg, repair, rewind, take_back_above_head};
-pub use state_updater::{Finalized, advance_confirmed, advance_finality};
+pub use state_updater::{Finalized, advance_finality};
 pub use verify::{Violation, check_one, keep_verifying, verify_ledger};
 
 use tidemark_model::chain::{BlockRef, ChainError};

@@ -71,6 +71,7 @@ pub async fn handle_reorg(
                 progress.head += 1;
             }
         }
+        progress.confirmed = progress.confirmed.min(progress.head);
         ledger::set_progress(tx, network.id, &progress).await?;
     }
     swapped.told(tx, network, progress.head, cause).await
@@ -169,17 +170,19 @@ pub async fn rewind(tx: &Tx<'_>, network: &Network, to: Height, cause: &Cause) -
     if to >= progress.finalized {
         return Ok(Reorged { head: progress.head, ..Reorged::default() });
     }
-    let (events, touched) = ledger::unfinalize_above(tx, network.id, to).await?;
+    let (events, touched) = ledger::unfinalize(tx, network.id, to, progress.finalized).await?;
+    progress.finalized = to;
+    progress.confirmed = progress.confirmed.min(to);
+    progress.reported = progress.reported.min(to);
+    progress.history = progress.history.min(to);
+    // First of all that follows: what is final is what the line says.
+    ledger::set_progress(tx, network.id, &progress).await?;
     applied::release(tx, &events).await?;
     ledger::unquarantine(tx, state_updater::CONSUMER, &events).await?;
     ownership::drop_history(tx, &touched, &events).await?;
     rebuild(tx, network, &touched, to).await?;
     ledger::insert_open_legs(tx, &events).await?;
     digest::drop_above(tx, network.id, to).await?;
-    progress.finalized = to;
-    progress.reported = progress.reported.min(to);
-    progress.history = progress.history.min(to);
-    ledger::set_progress(tx, network.id, &progress).await?;
     Ok(Reorged {
         drafts: drafts::ownership_changed(network, "rewind", to, &touched, cause),
         reverted: events.len(),

@@ -12,7 +12,7 @@ use tidemark_model::finality::FinalityStatus;
 use tidemark_model::ids::{AssetId, BlockHash, CollectionId, EventId, Height, NetworkId};
 use tidemark_model::quantity::SignedQty;
 use tidemark_store::ledger::{
-    self, MovementRow, NormalizedRow, OpeningRow, OpeningState, Pair, QuarantineRow,
+    self, MovementRow, NormalizedRow, OpeningRow, OpeningState, Pair, Progress, QuarantineRow,
 };
 use tidemark_store::ownership::{self, HistoryLeg};
 use tidemark_store::{Tx, applied, catalog, digest};
@@ -64,13 +64,14 @@ pub async fn advance_finality(
         ledger::set_progress(tx, network.id, &progress).await?;
         return Ok(Finalized { height: progress.finalized, ..Finalized::default() });
     }
-    let events = ledger::finalize_through(tx, network.id, target).await?;
+    let events = ledger::canonical_between(tx, network.id, progress.finalized, target).await?;
     let claimed: Vec<EventId> = applied::claim(tx, CONSUMER, &events).await?.into_iter().collect();
     let movements = ledger::movements(tx, network.id, &claimed).await?;
     let outcome = apply(tx, network, movements, target).await?;
     ledger::drop_open_legs(tx, &events).await?;
 
     progress.finalized = target;
+    progress.confirmed = progress.confirmed.max(target);
     ledger::set_progress(tx, network.id, &progress).await?;
     forget_old_blocks(tx, network, target).await?;
 
@@ -123,8 +124,8 @@ pub(crate) async fn apply(
 ) -> Result<Outcome, WorkError> {
     let touched: BTreeSet<AssetId> = movements.iter().map(|row| row.delta.asset).collect();
     let pairs: BTreeSet<Pair> = movements.iter().flat_map(pairs_of).collect();
-    let balances = ownership::balances(tx, &pairs).await?;
-    let supplies = ownership::supplies(tx, &touched).await?;
+    let (balances, supplies) =
+        tokio::try_join!(ownership::balances(tx, &pairs), ownership::supplies(tx, &touched))?;
     let starts_in_the_middle = network.start_block.0 > 0;
     let mut openings =
         if starts_in_the_middle { ledger::read_openings(tx, &pairs).await? } else { BTreeMap::new() };
@@ -157,10 +158,16 @@ pub(crate) async fn apply(
     }
     write_openings(tx, network, &opening_rows, &topped_up).await?;
     let changes = book.changes();
-    ownership::add(tx, network.id, &changes).await?;
+    let resupplied = book.resupplied();
+    let (added, supplied, digested) = tokio::join!(
+        ownership::add(tx, network.id, &changes),
+        catalog::set_supply(tx, &resupplied),
+        update_digests(tx, network.id, height, &changes)
+    );
+    added?;
+    supplied?;
+    digested?;
     ownership::append_history(tx, network.id, &legs).await?;
-    catalog::set_supply(tx, &book.resupplied()).await?;
-    update_digests(tx, network.id, height, &changes).await?;
     let quarantined = set_aside(tx, network, &refused).await?;
     renamed.extend(&quarantined);
     Ok(Outcome { touched, applied: applied_count, quarantined, renamed })
@@ -320,19 +327,9 @@ async fn set_aside(
     Ok(events)
 }
 
-/// Makes pending events with enough blocks above them confirmed. Gives the events to emit.
-pub async fn advance_confirmed(
-    tx: &Tx<'_>,
-    network: &Network,
-    head: Height,
-    cause: &Cause,
-) -> Result<Vec<Draft>, WorkError> {
-    let progress = ledger::lock_progress(tx, network.id, network.start_block).await?;
+/// Canonical events with enough blocks above them are confirmed, and stay so.
+pub(crate) fn confirm(network: &Network, head: Height, progress: &mut Progress) {
     let confirmations = i64::try_from(network.confirmations).unwrap_or(i64::MAX);
     let through = head.as_i64().saturating_sub(confirmations).min(progress.head);
-    if through <= progress.finalized {
-        return Ok(Vec::new());
-    }
-    let (assets, _) = ledger::confirm_through(tx, network.id, progress.finalized, through).await?;
-    Ok(drafts::ownership_changed(network, "confirmed", through, &assets, cause))
+    progress.confirmed = progress.confirmed.max(through);
 }

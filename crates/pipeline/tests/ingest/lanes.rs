@@ -93,7 +93,7 @@ async fn a_reorg_that_was_taken_back_does_not_halt_what_is_final_since() {
     apply(reorg(&here, &there)).await.expect("it is old: the raw store has the block");
     apply(reorg(&there, &here)).await.expect("nothing to do");
     assert_eq!(world.scalar("select head_height from ledger.network_progress").await, height);
-    let open = "select count(*) from ledger.normalized_event_keys where finality_status <> 'finalized'";
+    let open = "select count(*) from ledger.events_now where finality_status <> 'finalized'";
     assert_eq!(world.scalar(open).await, 0);
     // Without the block in the raw store it is what it says: something final has gone.
     let gone =

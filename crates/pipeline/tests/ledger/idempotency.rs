@@ -3,7 +3,7 @@
 use tidemark_model::chain::ParsedBlock;
 use tidemark_model::ids::Height;
 use tidemark_pipeline::workers::{
-    BlockInput, BlockOutcome, Openings, advance_confirmed, advance_finality, handle_reorg, process_block,
+    BlockInput, BlockOutcome, Openings, advance_finality, handle_reorg, process_block,
 };
 
 use crate::world::{World, block, cause, class, owners, single, time_of};
@@ -214,14 +214,12 @@ async fn pending_becomes_confirmed_and_stays_so() {
     world.done(block(1, 0), &[]).await;
     let BlockOutcome::Done(drafts) = world.block(block(2, 0), &[]).await else { panic!("a gap") };
     let subjects: Vec<String> = drafts.iter().map(|draft| draft.subject.to_string()).collect();
-    assert_eq!(subjects, ["ledger.block.normalized.v1", "ledger.ownership.changed.v1"]);
-    assert_eq!(drafts[1].payload["reason"], "confirmed");
+    assert_eq!(subjects, ["ledger.block.normalized.v1"], "readers see it from heights");
     assert_eq!(world.key(mint.id()).await.2, "confirmed");
-    let mut conn = world.db.conn().await.expect("connects");
-    let tx = conn.tx().await.expect("begins");
-    let again = advance_confirmed(&tx, &world.network, Height(1), &cause("old")).await.expect("advances");
-    assert!(again.is_empty());
-    tx.commit().await.expect("commits");
-    assert_eq!(world.key(mint.id()).await.2, "confirmed");
+    world.holds().await;
+    world.reorg(&[block(0, 0), block(1, 0), block(2, 0)], &[block(0, 1)]).await;
+    assert_eq!(world.key(mint.id()).await.2, "reverted");
+    world.done(block(0, 1), &[&mint]).await;
+    assert_eq!(world.key(mint.id()).await.2, "pending", "its new block has nothing above it");
     world.holds().await;
 }

@@ -282,13 +282,8 @@ impl World {
                 assets.insert(event.what.asset());
             }
         }
-        self.run(
-            "update ledger.normalized_event_keys set finality_status = 'confirmed'
-              where finality_status = 'pending' and block_number <= $1",
-            &[&height],
-        )
-        .await;
-        self.log_follows_keys().await;
+        self.run("update ledger.network_progress set confirmed_height = $1", &[&height]).await;
+        // Said by earlier versions, and perhaps still in somebody's stream.
         vec![changed("confirmed", height, &assets)]
     }
 
@@ -316,12 +311,6 @@ impl World {
             .collect();
         for event in ready {
             assets.insert(event.what.asset());
-            self.run(
-                "update ledger.normalized_event_keys set finality_status = 'finalized'
-                  where normalized_event_id = $1",
-                &[&event.id.0],
-            )
-            .await;
             let asset = event.what.asset().0;
             for (side, qty) in [(event.what.from, -event.what.qty), (event.what.to, event.what.qty)] {
                 if let Some(side) = side {
@@ -350,7 +339,6 @@ impl World {
             self.events.get_mut(&event.id).expect("known").status = "finalized";
         }
         self.run("delete from ledger.ownership_current where qty = 0", &[]).await;
-        self.log_follows_keys().await;
         self.run("update ledger.network_progress set finalized_height = $1", &[&height]).await;
         self.finalized = height;
         vec![

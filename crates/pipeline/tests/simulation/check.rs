@@ -253,7 +253,7 @@ const COMPARED: &[(&str, &str)] = &[
         "events",
         "select e.id::text, format('%s %s %s %s %s %s %s %s', e.event_kind, e.asset_id, e.block_number,
                 encode(e.block_hash, 'hex'), e.event_index, e.event_time, e.finality_status, d.qty_delta)
-           from ledger.normalized_events e
+           from ledger.events_now e
            left join ledger.normalized_event_deltas d on d.normalized_event_id = e.id
           where e.network_id = $1 and not e.is_reverted",
     ),

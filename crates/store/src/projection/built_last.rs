@@ -51,7 +51,8 @@ const BUILD_CARDS: &str = concat!(
        from (",
     card_truth!(
         from: "catalog.assets a",
-        open: "(select null::numeric as net, null::boolean as made_or_burned, null::bigint as open_height)",
+        open: "(select null::numeric as net, null::bigint as open_height)",
+        made_or_burned: "false",
         more: ""
     ),
     "         where a.network_id = $1) t

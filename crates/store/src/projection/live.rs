@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::truth::{card_truth, last_height_truth, ownership_truth, transfer_truth};
 use crate::db::{StoreError, Tx};
+use crate::ledger::{final_line, status_now};
 
 /// A row of projection.transfers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,14 +62,8 @@ pub struct TransferDetail {
     pub row: TransferRow,
     /// The event's status; `reverted` for a row whose event is gone.
     pub finality_status: String,
-    /// Address of the collection's contract.
-    pub contract: String,
     /// The token id as the chain has it.
     pub token_id: String,
-    /// Address of the loser.
-    pub from: Option<String>,
-    /// Address of the receiver.
-    pub to: Option<String>,
     /// Live deliveries of this event so far.
     pub turn: i64,
     /// Is it remembered where its row stands?
@@ -102,34 +97,28 @@ fn detail(row: &Row) -> TransferDetail {
         },
         finality_status: row.get(14),
         token_id: row.get(15),
-        contract: row.get(16),
-        from: row.get(17),
-        to: row.get(18),
-        turn: row.get(19),
-        has_position: row.get(20),
+        turn: row.get(16),
+        has_position: row.get(17),
     }
 }
 
 macro_rules! with_detail {
-    ($rows:expr) => {
+    ($status:expr, $rows:expr) => {
         concat!(
             "select x.event_id, x.height, x.event_index, x.sub_index, x.kind::text, x.asset_id, x.collection_id,
                     x.from_account, x.to_account, x.qty::text, x.tx_hash, x.block_hash, x.event_time, x.is_reverted,
-                    x.finality_status::text, x.token_id_raw, n.address_normalized, f.address_normalized,
-                    t.address_normalized, coalesce(p.turn, 0), p.event_id is not null
+                    ", $status, "::text, x.token_id_raw, coalesce(p.turn, 0), p.event_id is not null
                from (", $rows, ") x
-               join catalog.collections c on c.id = x.collection_id
-               join catalog.contracts n on n.id = c.contract_id
-               left join ledger.accounts f on f.id = x.from_account
-               left join ledger.accounts t on t.id = x.to_account
                left join projection.transfer_positions p on p.event_id = x.event_id
               order by x.height, x.event_index, x.sub_index, x.event_id"
         )
     };
 }
 
-const TRUE_TRANSFERS: &str =
-    with_detail!(transfer_truth!("select $1::int as network_id, e as event_id from unnest($2::uuid[]) e"));
+const TRUE_TRANSFERS: &str = with_detail!(
+    status_now!("x.is_reverted", "x.height", "$1"),
+    transfer_truth!("select $1::int as network_id, e as event_id from unnest($2::uuid[]) e")
+);
 
 /// What the ledger says of these events now; events that move nothing are left out.
 pub async fn true_transfers(
@@ -142,9 +131,10 @@ pub async fn true_transfers(
 }
 
 const STANDING_TRANSFERS: &str = with_detail!(
+    "'reverted'",
     "select s.network_id, s.height, s.event_index, s.sub_index, s.event_id, s.kind, s.asset_id, s.collection_id,
             s.from_account, s.to_account, s.qty, s.tx_hash, s.block_hash, s.event_time, s.is_reverted,
-            'reverted' as finality_status, a.token_id_raw
+            a.token_id_raw
        from (select event_id, height, event_index, sub_index from projection.transfer_positions
               where event_id = any($2::uuid[]) and network_id = $1
              union
@@ -156,6 +146,31 @@ const STANDING_TRANSFERS: &str = with_detail!(
            and s.sub_index = w.sub_index and s.event_id = w.event_id
        join catalog.assets a on a.id = s.asset_id"
 );
+
+const CONTRACTS: &str = "
+    select c.id, n.address_normalized from catalog.collections c join catalog.contracts n on n.id = c.contract_id
+     where c.id = any($1::uuid[])";
+const ACCOUNTS: &str = "select id, address_normalized from ledger.accounts where id = any($1::uuid[])";
+
+/// Addresses of the contracts of these collections.
+pub async fn contracts(tx: &Tx<'_>, collections: &[Uuid]) -> Result<Vec<(Uuid, String)>, StoreError> {
+    addresses(tx, "read addresses of contracts", CONTRACTS, collections).await
+}
+/// Addresses of these accounts.
+pub async fn accounts(tx: &Tx<'_>, accounts: &[Uuid]) -> Result<Vec<(Uuid, String)>, StoreError> {
+    addresses(tx, "read addresses of accounts", ACCOUNTS, accounts).await
+}
+async fn addresses(
+    tx: &Tx<'_>,
+    label: &'static str,
+    sql: &str,
+    ids: &[Uuid],
+) -> Result<Vec<(Uuid, String)>, StoreError> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(tx.query(label, sql, &[&ids]).await?.iter().map(|row| (row.get(0), row.get(1))).collect())
+}
 
 const HAS_POSITION: &str = "
     select exists (select from projection.transfer_positions where event_id = any($1::uuid[]))";
@@ -304,11 +319,15 @@ pub async fn put_positions(
         .await
 }
 
-const FORGET_POSITIONS: &str = "
+const FORGET_POSITIONS: &str = concat!(
+    "
     delete from projection.transfer_positions p
-     where p.network_id = $1 and p.height <= $2
-       and (select k.finality_status = 'finalized' and k.block_number = p.height
-              from ledger.normalized_event_keys k where k.normalized_event_id = p.event_id)";
+     where p.network_id = $1 and p.height <= least($2, ",
+    final_line!("$1"),
+    ")
+       and (select not k.is_reverted and k.block_number = p.height
+              from ledger.normalized_event_keys k where k.normalized_event_id = p.event_id)"
+);
 
 /// Forgets the positions of events that cannot move any more.
 pub async fn forget_positions(
@@ -320,14 +339,19 @@ pub async fn forget_positions(
 }
 
 /// The deliveries of an event that was final are no longer counted: count on from where none was.
-const REOPEN_POSITIONS: &str = "
+const REOPEN_POSITIONS: &str = concat!(
+    "
     insert into projection.transfer_positions (event_id, network_id, height, event_index, sub_index, turn)
     select k.normalized_event_id, k.network_id, k.block_number, e.event_index, e.sub_index::int, 1000000
       from ledger.normalized_event_keys k
       join ledger.normalized_events e on e.network_id = k.network_id and e.id = k.normalized_event_id
      where k.network_id = $1 and k.finality_status <> 'finalized' and e.event_kind in ('transfer', 'mint', 'burn')
+       and (k.is_reverted or k.block_number > ",
+    final_line!("$1"),
+    ")
      order by k.normalized_event_id
-    on conflict (event_id) do nothing";
+    on conflict (event_id) do nothing"
+);
 
 /// Remembers the positions of events that were final and are not any more (a rewind).
 pub async fn reopen_positions(tx: &Tx<'_>, network: NetworkId) -> Result<u64, StoreError> {

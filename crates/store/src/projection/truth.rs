@@ -59,8 +59,9 @@ macro_rules! ownership_truth {
 pub(crate) use ownership_truth;
 
 /// asset_cards without last_height. `keys`: (asset_id), and what `more` selects of them besides; or `from`: rows of
-/// catalog.assets as `a`, and what is `open` of them as `u`. supply = finalized supply plus the net of unfinalized
-/// mints and burns; burned = nothing is left of something that was, and no holder from before our start is unknown.
+/// catalog.assets as `a`, what is `open` of them as `u`, and whether that has a mint or a burn. supply = finalized
+/// supply plus the net of unfinalized mints and burns; burned = nothing is left of something that was, and no holder
+/// from before our start is unknown.
 macro_rules! card_truth {
     ($keys:expr) => {
         $crate::projection::truth::card_truth!($keys, "")
@@ -68,21 +69,22 @@ macro_rules! card_truth {
     ($keys:expr, $more:expr) => {
         $crate::projection::truth::card_truth!(
             from: concat!("(", $keys, ") k join catalog.assets a on a.id = k.asset_id"),
-            open: "(select sum(e.net) as net, bool_or(e.net <> 0) as made_or_burned, max(e.height) as open_height
-                      from (select sum(d.qty_delta) as net, max(d.block_number) as height
-                              from ledger.unfinalized_deltas d
-                             where d.asset_id = a.id
-                             group by d.normalized_event_id) e)",
+            open: "(select sum(d.qty_delta) as net, max(d.block_number) as open_height
+                      from ledger.unfinalized_deltas d where d.asset_id = a.id)",
+            // `offset 0`: the legs of the asset are looked up; sorted by event there would be a whole index to read.
+            made_or_burned: "exists (select from (select normalized_event_id, qty_delta from ledger.unfinalized_deltas
+                                                   where asset_id = a.id offset 0) d
+                                      group by d.normalized_event_id having sum(d.qty_delta) <> 0)",
             more: $more
         )
     };
-    (from: $from:expr, open: $open:expr, more: $more:expr) => {
+    (from: $from:expr, open: $open:expr, made_or_burned: $made_or_burned:expr, more: $more:expr) => {
         concat!(
             "select a.id as asset_id, a.network_id, a.collection_id, a.token_id_raw as token_id,
                     a.standard_id as standard, a.is_stub, a.history,
                     a.supply + coalesce(u.net, 0) as supply,
                     a.supply + coalesce(u.net, 0) = 0
-                        and (a.is_burned or a.supply <> 0 or coalesce(u.made_or_burned, false))
+                        and (a.is_burned or a.supply <> 0 or ", $made_or_burned, ")
                         and not (a.is_fungible_class and a.history = 'partial') as is_burned,
                     case when u.open_height is null then 'finalized'
                          else 'pending' end::ledger.event_finality_status as finality_status,
@@ -118,7 +120,7 @@ macro_rules! transfer_truth {
             "select e.network_id, e.block_number as height, e.event_index, e.sub_index::int as sub_index,
                     e.id as event_id, e.event_kind as kind, d.asset_id, a.collection_id,
                     d.from_account_id as from_account, d.to_account_id as to_account, abs(d.qty_delta) as qty,
-                    e.tx_hash, e.block_hash, e.event_time, e.is_reverted, e.finality_status, a.token_id_raw
+                    e.tx_hash, e.block_hash, e.event_time, e.is_reverted, a.token_id_raw
                from (", $keys, ") i
                join ledger.normalized_events e on e.network_id = i.network_id and e.id = i.event_id
                join lateral (select m.asset_id, m.from_account_id, m.to_account_id, m.qty_delta

@@ -156,7 +156,7 @@ async fn an_event_that_does_not_fit_its_schema_is_parked() -> anyhow::Result<()>
     let rig = Rig::postgres().await?;
     rig.emit(&[("a", 1), ("a", 2), ("b", 1)]).await?;
     rig.sql(
-        "update system.outbox_events set envelope = jsonb_set(envelope, '{payload,finalized_height}', '\"x\"')
+        "update system.outbox_events set envelope = jsonb_set(envelope::jsonb, '{payload,finalized_height}', '\"x\"')::json
          where partition_key = 'a' and envelope->'payload'->>'finalized_height' = '1'",
     )
     .await?;

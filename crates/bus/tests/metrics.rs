@@ -29,7 +29,7 @@ async fn every_metric_of_the_backbone_says_what_happened() -> anyhow::Result<()>
     *recorder.poison.lock().expect("free") = Some(("bad".into(), 1));
     rig.emit(&[("bad", 1), ("bad", 2), ("good", 1), ("odd", 1)]).await?;
     rig.sql(
-        "update system.outbox_events set envelope = jsonb_set(envelope, '{payload,finalized_height}', '\"x\"')
+        "update system.outbox_events set envelope = jsonb_set(envelope::jsonb, '{payload,finalized_height}', '\"x\"')::json
          where partition_key = 'odd'",
     )
     .await?;

@@ -11,6 +11,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::db::{StoreError, Tx};
+use crate::together::both;
 
 /// An asset as first seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,8 +79,7 @@ pub async fn ensure_stubs(
     network: NetworkId,
     stubs: &Stubs,
 ) -> Result<BTreeSet<AssetId>, StoreError> {
-    let (_, assets) =
-        tokio::try_join!(ensure_accounts(tx, network, stubs), ensure_assets(tx, network, stubs))?;
+    let ((), assets) = both(ensure_accounts(tx, network, stubs), ensure_assets(tx, network, stubs)).await?;
     Ok(assets)
 }
 

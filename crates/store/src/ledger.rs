@@ -20,6 +20,7 @@ use uuid::Uuid;
 
 use crate::db::{StoreError, Tx};
 use crate::log_height;
+use crate::together::both;
 
 /// Below this height the canonical events of a network are final.
 macro_rules! final_line {
@@ -231,11 +232,11 @@ pub async fn upsert_events(
         touched.extend(drop_open_legs(tx, &known).await?);
         // Where every key is new there is nothing to conflict with.
         let all_new = known.is_empty();
-        tokio::try_join!(
+        both(
             write_events(tx, network, &moved, all_new),
-            write_deltas(tx, &moved, all_new),
-            write_open_legs(tx, network, &moved, all_new)
-        )?;
+            both(write_deltas(tx, &moved, all_new), write_open_legs(tx, network, &moved, all_new)),
+        )
+        .await?;
         let standing = moved.iter().filter(|row| row.status != FinalityStatus::Reverted);
         touched.extend(standing.filter_map(|row| row.asset));
     }

@@ -33,5 +33,6 @@ pub mod projection;
 pub mod raw;
 pub mod reads;
 pub mod status;
+pub mod together;
 
 pub use db::{Conn, Db, DbOptions, Plans, Session, StoreError, Tx, Verdict};

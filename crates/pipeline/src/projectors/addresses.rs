@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
 use tidemark_store::projection::live::{self, TransferDetail};
+use tidemark_store::together::both;
 use tidemark_store::{StoreError, Tx};
 use uuid::Uuid;
 
@@ -68,7 +69,7 @@ impl Addresses {
             (missing(collections), missing(accounts))
         };
         let (contracts, accounts) =
-            tokio::try_join!(live::contracts(tx, &collections), live::accounts(tx, &accounts))?;
+            both(live::contracts(tx, &collections), live::accounts(tx, &accounts)).await?;
         let mut kept = self.kept.lock().expect("no holder panics");
         for (id, address) in contracts.into_iter().chain(accounts) {
             let address: Arc<str> = address.into();

@@ -12,6 +12,7 @@ use tidemark_store::projection::live::{
     self, AccountChange, CardChange, CardKey, HoldingChange, OwnershipKeys, StatsChange, TransferDetail,
     TransferRow,
 };
+use tidemark_store::together::both;
 use tidemark_store::{Tx, projection};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -106,7 +107,9 @@ async fn rebuild(
         // Looks newest transfers up: those of the batch must be there, and its plan is its own.
         (tell.await?, write.await?, rebuild_owners.await?, rebuild_cards.await?)
     } else {
-        tokio::try_join!(tell, write, rebuild_owners, rebuild_cards)?
+        let (drafts, (written, (owners, cards))) =
+            both(tell, both(write, both(rebuild_owners, rebuild_cards))).await?;
+        (drafts, written, owners, cards)
     };
     done.rows += written + moved + cards.iter().map(|change| change.written).sum::<u64>();
     done.drafts = drafts;
@@ -115,7 +118,7 @@ async fn rebuild(
     let (holders, moved) = if is_exact {
         (live::move_holders(tx, &holdings).await?, live::move_accounts(tx, network, &accounts).await?)
     } else {
-        tokio::try_join!(live::move_holders(tx, &holdings), live::move_accounts(tx, network, &accounts))?
+        both(live::move_holders(tx, &holdings), live::move_accounts(tx, network, &accounts)).await?
     };
     done.rows += moved;
     let holders: BTreeMap<Uuid, i64> = holders.into_iter().collect();
@@ -197,11 +200,14 @@ fn stats_changes(
 
 async fn write_transfers(tx: &Tx<'_>, network: NetworkId, decided: &Decided<'_>) -> Result<u64, WorkError> {
     let delivered = i64::try_from(decided.projected.len()).expect("a batch is small");
-    let (written, _, ()) = tokio::try_join!(
+    let (written, _) = both(
         live::put_transfers(tx, network, &decided.put),
-        live::put_positions(tx, network, &decided.positions),
-        projection::count_activity(tx, network, delivered)
-    )?;
+        both(
+            live::put_positions(tx, network, &decided.positions),
+            projection::count_activity(tx, network, delivered),
+        ),
+    )
+    .await?;
     Ok(written)
 }
 

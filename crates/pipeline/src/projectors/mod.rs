@@ -70,6 +70,17 @@ pub use touched::{Touched, touched};
 
 use tidemark_store::StoreError;
 use tidemark_store::outbox::OutboxError;
+use tidemark_store::together::Echo;
+
+impl Echo for WorkError {
+    fn is_echo(&self) -> bool {
+        match self {
+            Self::Store(error) => error.is_echo(),
+            Self::Emit(error) => error.is_echo(),
+            Self::Payload { .. } => false,
+        }
+    }
+}
 
 /// Why a batch could not be projected.
 #[derive(Debug, thiserror::Error)]

@@ -15,7 +15,8 @@ use tidemark_store::ledger::{
     self, MovementRow, NormalizedRow, OpeningRow, OpeningState, Pair, Progress, QuarantineRow,
 };
 use tidemark_store::ownership::{self, HistoryLeg};
-use tidemark_store::{Tx, applied, catalog, digest};
+use tidemark_store::together::both;
+use tidemark_store::{StoreError, Tx, applied, catalog, digest};
 use time::OffsetDateTime;
 
 use super::book::{Book, Refusal};
@@ -125,7 +126,7 @@ pub(crate) async fn apply(
     let touched: BTreeSet<AssetId> = movements.iter().map(|row| row.delta.asset).collect();
     let pairs: BTreeSet<Pair> = movements.iter().flat_map(pairs_of).collect();
     let (balances, supplies) =
-        tokio::try_join!(ownership::balances(tx, &pairs), ownership::supplies(tx, &touched))?;
+        both(ownership::balances(tx, &pairs), ownership::supplies(tx, &touched)).await?;
     let starts_in_the_middle = network.start_block.0 > 0;
     let mut openings =
         if starts_in_the_middle { ledger::read_openings(tx, &pairs).await? } else { BTreeMap::new() };
@@ -159,14 +160,11 @@ pub(crate) async fn apply(
     write_openings(tx, network, &opening_rows, &topped_up).await?;
     let changes = book.changes();
     let resupplied = book.resupplied();
-    let (added, supplied, digested) = tokio::join!(
+    both(
         ownership::add(tx, network.id, &changes),
-        catalog::set_supply(tx, &resupplied),
-        update_digests(tx, network.id, height, &changes)
-    );
-    added?;
-    supplied?;
-    digested?;
+        both(catalog::set_supply(tx, &resupplied), update_digests(tx, network.id, height, &changes)),
+    )
+    .await?;
     ownership::append_history(tx, network.id, &legs).await?;
     let quarantined = set_aside(tx, network, &refused).await?;
     renamed.extend(&quarantined);
@@ -267,7 +265,7 @@ pub(crate) async fn update_digests(
     network: NetworkId,
     height: i64,
     changes: &BTreeMap<Pair, SignedQty>,
-) -> Result<(), WorkError> {
+) -> Result<(), StoreError> {
     let mut buckets = digest::read(tx, network).await?;
     let mut changed: BTreeSet<u8> = BTreeSet::new();
     for ((asset, account), qty) in changes {

@@ -8,3 +8,6 @@ pub mod projectors;
 pub mod stage_time;
 pub mod status;
 pub mod workers;
+
+#[cfg(test)]
+mod sample;

@@ -326,33 +326,12 @@ fn raw_error(error: RawError) -> HandleError {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidemark_model::envelope::{Actor, ActorKind, DataResidency, Envelope, RetentionClass, Source};
-    use time::OffsetDateTime;
 
     use super::*;
+    use crate::sample::envelope;
 
     fn delivered(event_type: &str, network: i32, payload: Value) -> Delivered {
-        let at = OffsetDateTime::UNIX_EPOCH;
-        let id = tidemark_model::envelope::derived_id(at, &[event_type, &payload.to_string()]);
-        let envelope = Envelope {
-            event_id: id,
-            event_type: event_type.to_owned(),
-            event_version: 1,
-            schema_uri: String::new(),
-            source: Source { service: "chain".into(), instance: "i".into(), commit: "c".into() },
-            occurred_at: at,
-            ingested_at: at,
-            causation_id: None,
-            correlation_id: id,
-            traceparent: None,
-            tenant_id: "t".into(),
-            actor: Actor { kind: ActorKind::System, id: "chain".into() },
-            payload,
-            partition_key: network.to_string(),
-            outbox: None,
-            retention_class: RetentionClass::Operational,
-            data_residency: DataResidency::Eu,
-        };
+        let envelope = envelope(event_type, &network.to_string(), payload);
         Delivered { envelope, stream: "chain".into(), part: 0, pseq: 1, replay: false }
     }
     fn line(network: i32, height: u64) -> Delivered {

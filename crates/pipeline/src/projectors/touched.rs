@@ -136,33 +136,12 @@ fn payload<'a, T: Deserialize<'a>>(envelope: &'a Envelope) -> Result<T, WorkErro
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidemark_model::envelope::{Actor, ActorKind, DataResidency, RetentionClass, Source, derived_id};
     use uuid::Uuid;
 
     use super::*;
 
     fn envelope(subject: &str, payload: Value) -> Envelope {
-        let at = OffsetDateTime::UNIX_EPOCH;
-        let id = derived_id(at, &[subject]);
-        Envelope {
-            event_id: id,
-            event_type: subject.to_owned(),
-            event_version: 1,
-            schema_uri: String::new(),
-            source: Source { service: "ledger".into(), instance: "i".into(), commit: "c".into() },
-            occurred_at: at,
-            ingested_at: at,
-            causation_id: None,
-            correlation_id: id,
-            traceparent: None,
-            tenant_id: "t".into(),
-            actor: Actor { kind: ActorKind::System, id: "ledger".into() },
-            payload,
-            partition_key: "1".into(),
-            outbox: None,
-            retention_class: RetentionClass::Operational,
-            data_residency: DataResidency::Eu,
-        }
+        crate::sample::envelope(subject, "1", payload)
     }
 
     fn id(number: u128) -> Uuid {

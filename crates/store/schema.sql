@@ -965,7 +965,10 @@ CREATE TABLE projection.transfer_positions (
     height bigint NOT NULL,
     event_index integer NOT NULL,
     sub_index integer NOT NULL,
-    turn bigint DEFAULT 0 NOT NULL
+    turn bigint DEFAULT 0 NOT NULL,
+    asset_id uuid,
+    from_account uuid,
+    to_account uuid
 );
 
 CREATE TABLE projection.transfers (
@@ -1774,8 +1777,6 @@ CREATE INDEX collection_stats_rank ON projection.collection_stats USING btree (n
 CREATE INDEX collection_stats_rank_all ON projection.collection_stats USING btree (transfer_count DESC, collection_id);
 
 CREATE INDEX ownership_view_by_account ON projection.ownership_view USING btree (account_id, finality_status, asset_id);
-
-CREATE INDEX ownership_view_empty ON projection.ownership_view USING btree (asset_id) WHERE (qty = (0)::numeric);
 
 CREATE INDEX ownership_view_open ON projection.ownership_view USING btree (asset_id, open_height) WHERE (open_height IS NOT NULL);
 

@@ -24,7 +24,7 @@ use crate::state::ApiState;
 const MIN_HEIGHT_WAIT: Duration = Duration::from_secs(5);
 /// Blocks above the head that are not worth waiting for.
 const MIN_HEIGHT_FAR: i64 = 64;
-const MIN_HEIGHT_POLL: Duration = Duration::from_millis(25);
+const MIN_HEIGHT_POLL: Duration = Duration::from_millis(10);
 /// An unknown account on a network behind by more than this may simply not be read yet (S0 §17.2).
 const EMPTY_IS_PENDING_LAG: i64 = 30;
 

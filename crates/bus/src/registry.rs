@@ -31,6 +31,7 @@ schemas!(
     "ledger/block/normalized/v1",
     "ledger/event/normalized/v1",
     "ledger/event/reverted/v1",
+    "ledger/event/reverted/v2",
     "ledger/finality/advanced/v1",
     "ledger/ownership/changed/v1",
     "projection/finality/advanced/v1",

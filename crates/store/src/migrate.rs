@@ -48,6 +48,7 @@ migrations!(
     "0021_whole_indexes",
     "0022_final_by_the_line",
     "0023_envelopes_as_text",
+    "0024_sides_of_positions",
 );
 
 /// What [`run`] did.

@@ -32,7 +32,7 @@ async fn history_equals_the_truth() {
     world.nothing_was_put_aside(seed).await;
 }
 
-/// A first history of more than 20 000 blocks goes into the ledger alone, through a kill; owners and indexes come at its
+/// A first history of more than 5 000 blocks goes into the ledger alone, through a kill; owners and indexes come at its
 /// end, and live follows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_long_first_history_is_shown_at_its_end() {

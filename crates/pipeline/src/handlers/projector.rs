@@ -19,7 +19,7 @@ use crate::projectors::{self, Addresses, rebuild_and_emit, touched};
 pub(super) const KIND: &str = "projector";
 pub(super) const ACCEPTS: &[Accepts] = &[
     Accepts { subject: "ledger.event.normalized", versions: &[1] },
-    Accepts { subject: "ledger.event.reverted", versions: &[1] },
+    Accepts { subject: "ledger.event.reverted", versions: &[1, 2] },
     Accepts { subject: "ledger.ownership.changed", versions: &[1] },
     Accepts { subject: "ledger.block.normalized", versions: &[1] },
     Accepts { subject: "ledger.finality.advanced", versions: &[1] },

@@ -49,7 +49,7 @@ impl Default for HistoryOptions {
     fn default() -> Self {
         Self {
             segment_records: 28_000,
-            defer_above_blocks: 20_000,
+            defer_above_blocks: 5_000,
             defer_while_waiting: Duration::from_secs(10),
             idle_wait: Duration::from_millis(200),
             segments: Arc::new(Semaphore::new(SEGMENTS_MAX)),

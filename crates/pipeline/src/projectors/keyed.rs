@@ -1,7 +1,7 @@
 //! One batch of touched keys, one transaction. First the transfers (read, decide, write), then the rows of
 //! ownership_view and asset_cards, then the aggregates by the differences these made.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_json::json;
 use tidemark_model::envelope::Draft;
@@ -9,8 +9,8 @@ use tidemark_model::ids::{AssetId, BlockHash, EventId, NetworkId, TxId};
 use tidemark_model::subject::Subject;
 use tidemark_store::outbox::Emitter;
 use tidemark_store::projection::live::{
-    self, AccountChange, CardChange, CardKey, HoldingChange, OwnershipKeys, StatsChange, TransferDetail,
-    TransferRow,
+    self, AccountChange, CardChange, CardKey, HoldingChange, OwnershipKeys, StandingKey, StatsChange,
+    TransferDetail, TransferRow,
 };
 use tidemark_store::together::both;
 use tidemark_store::{Tx, projection};
@@ -68,11 +68,15 @@ async fn rebuild(
         live::reopen_positions(tx, network).await?;
     }
     let events: Vec<Uuid> = touched.events.iter().map(|event| event.0).collect();
-    let (mut truth, mut standing) = (Vec::new(), Vec::new());
-    if !events.is_empty() {
-        truth = live::true_transfers(tx, network, &events).await?;
-        standing = live::standing_transfers(tx, network, &events, &truth).await?;
-    }
+    let (truth, standing) = match told_and_new(tx, network, touched).await? {
+        Some(told) => (told, Vec::new()),
+        None if events.is_empty() => (Vec::new(), Vec::new()),
+        None => {
+            let truth = live::true_transfers(tx, network, &events).await?;
+            let standing = live::standing_transfers(tx, network, &events, &truth).await?;
+            (truth, standing)
+        }
+    };
     let decided = decide(&truth, &standing);
     let mut moves = Moves::of(&decided);
     moves.remember_sides(&truth);
@@ -85,8 +89,7 @@ async fn rebuild(
         events: events.iter().copied().filter(|event| !moves.events.contains(event)).collect(),
         pairs: moves.pairs.clone(),
         open_assets: touched.assets.iter().map(|asset| asset.0).collect(),
-        final_assets: touched.final_assets.iter().map(|asset| asset.0).collect(),
-        final_height: touched.finalized.map_or(-1, |(height, _)| height),
+        final_height: touched.finalized.map(|(height, _)| height),
         whole_assets: touched.whole_assets.iter().map(|asset| asset.0).collect(),
     };
     let cards = card_keys(&moves, touched);
@@ -152,6 +155,40 @@ async fn emit(tx: &Tx<'_>, emitter: Option<&Emitter>, drafts: &[Draft]) -> Resul
     }
 }
 
+/// The transfers of a batch as its messages tell them, if that is all there is to know: each of them stands in the block
+/// it was told of, none was projected before, and nothing else is named. Then the log need not be read for them.
+async fn told_and_new(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    touched: &Touched,
+) -> Result<Option<Vec<TransferDetail>>, WorkError> {
+    if touched.told.is_empty() || touched.told.len() != touched.events.len() {
+        return Ok(None);
+    }
+    let heights: BTreeSet<i64> = touched.told.values().map(|told| told.height).collect();
+    let keys = live::standing_keys(tx, network, &heights.into_iter().collect::<Vec<_>>()).await?;
+    Ok(all_new(touched, &keys))
+}
+
+fn all_new(touched: &Touched, keys: &HashMap<EventId, StandingKey>) -> Option<Vec<TransferDetail>> {
+    let mut all = Vec::with_capacity(touched.told.len());
+    for (event, told) in &touched.told {
+        let key = keys.get(event)?;
+        if key.has_position || key.block_hash != told.block_hash.0 {
+            return None;
+        }
+        all.extend(told.transfer.as_ref().map(|transfer| TransferDetail {
+            row: transfer.row.clone(),
+            finality_status: if key.is_confirmed { "confirmed" } else { "pending" }.to_owned(),
+            token_id: transfer.token_id.clone(),
+            turn: 0,
+            has_position: false,
+        }));
+    }
+    all.sort_by_key(|one| (one.row.place(), one.row.event_id));
+    Some(all)
+}
+
 /// Which cards to recompute.
 fn card_keys(moves: &Moves, touched: &Touched) -> Vec<CardKey> {
     let mut assets: BTreeSet<Uuid> = moves.assets.clone();
@@ -200,10 +237,11 @@ fn stats_changes(
 
 async fn write_transfers(tx: &Tx<'_>, network: NetworkId, decided: &Decided<'_>) -> Result<u64, WorkError> {
     let delivered = i64::try_from(decided.projected.len()).expect("a batch is small");
+    let all_new = decided.all_new;
     let (written, _) = both(
-        live::put_transfers(tx, network, &decided.put),
+        live::put_transfers(tx, network, &decided.put, all_new),
         both(
-            live::put_positions(tx, network, &decided.positions),
+            live::put_positions(tx, network, &decided.positions, all_new),
             projection::count_activity(tx, network, delivered),
         ),
     )
@@ -237,11 +275,16 @@ struct Decided<'a> {
     positions: Vec<(&'a TransferRow, i64)>,
     /// Rows that stood somewhere else or said something else.
     replaced: Vec<&'a TransferRow>,
+    /// Sure that none of the events was projected before.
+    all_new: bool,
 }
 
 /// Compares what the ledger says with what stands. Touches nothing.
 fn decide<'a>(truth: &'a [TransferDetail], standing: &'a [TransferDetail]) -> Decided<'a> {
-    let mut decided = Decided::default();
+    let mut decided = Decided {
+        all_new: standing.is_empty() && truth.iter().all(TransferDetail::is_new),
+        ..Decided::default()
+    };
     let mut old: BTreeMap<EventId, Vec<&TransferDetail>> = BTreeMap::new();
     for one in standing {
         old.entry(one.row.event_id).or_default().push(one);
@@ -448,6 +491,7 @@ fn transfer(network: NetworkId, told: &Told<'_>, known: &Known) -> serde_json::V
 mod tests {
     use tidemark_model::ids::{AccountId, CollectionId};
 
+    use super::super::touched::{ToldEvent, ToldTransfer};
     use super::*;
 
     #[test]
@@ -545,6 +589,26 @@ mod tests {
     #[test]
     fn an_event_the_ledger_forgot_goes() {
         check(None, Some(at(5, 1, false, 1)), (&[1], &[]), (1, 0), -1);
+    }
+
+    #[test]
+    fn messages_are_believed_only_where_every_event_is_new_and_stands_in_its_block() {
+        let one = at(5, 1, false, 0);
+        let mut touched = Touched::default();
+        let transfer = ToldTransfer { row: one.row.clone(), token_id: "7".into() };
+        let told = |transfer| ToldEvent { height: 5, block_hash: BlockHash([1; 32]), transfer };
+        touched.told.insert(one.row.event_id, told(Some(transfer)));
+        let key = |block: u8, has_position| {
+            let key = StandingKey { block_hash: vec![block; 32], is_confirmed: false, has_position };
+            HashMap::from([(one.row.event_id, key)])
+        };
+        assert_eq!(all_new(&touched, &key(1, false)), Some(vec![one.clone()]));
+        assert_eq!(all_new(&touched, &key(2, false)), None, "it stands elsewhere by now");
+        assert_eq!(all_new(&touched, &key(1, true)), None, "it was projected before");
+        assert_eq!(all_new(&touched, &HashMap::new()), None, "it is gone, or final");
+        touched.told.insert(one.row.event_id, told(None));
+        assert_eq!(all_new(&touched, &key(1, false)), Some(vec![]), "it moves nothing");
+        assert_eq!(all_new(&touched, &key(1, true)), None, "it moved something when it was projected");
     }
 
     #[test]

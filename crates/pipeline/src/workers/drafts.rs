@@ -1,11 +1,11 @@
 //! The events the ledger emits, in their catalogue's form.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 use tidemark_model::chain::{BlockRef, Network};
 use tidemark_model::envelope::Draft;
-use tidemark_model::ids::{AccountId, AssetId};
+use tidemark_model::ids::{AccountId, AssetId, BlockHash, Height};
 use tidemark_model::subject::Subject;
 use tidemark_store::catalog::AssetStub;
 use tidemark_store::ledger::{NormalizedRow, TouchedEvent};
@@ -16,7 +16,7 @@ use super::Cause;
 
 /// Assets named by one `ledger.ownership.changed` event.
 const ASSETS_PER_EVENT: usize = 500;
-/// Events of the chain in one `ledger.event.normalized` event.
+/// Events of the chain in one `ledger.event.normalized` or `ledger.event.reverted` event.
 const EVENTS_PER_EVENT: usize = 150;
 /// Assets in one `catalog.asset.created` event.
 const CREATED_PER_EVENT: usize = 150;
@@ -29,8 +29,14 @@ fn rfc3339(at: OffsetDateTime) -> String {
     at.format(&Rfc3339).expect("block times have a year of four digits")
 }
 
-/// What was normalized, a block's events together: one event of ours per 150 of the chain's.
-pub(crate) fn events_normalized(network: &Network, rows: &[&NormalizedRow], cause: &Cause) -> Vec<Draft> {
+/// What was normalized, a block's events together: one event of ours per 150 of the chain's. `tokens` are the token ids
+/// of their assets, where they are at hand: with them a message says all there is to say of a transfer.
+pub(crate) fn events_normalized(
+    network: &Network,
+    rows: &[&NormalizedRow],
+    tokens: &BTreeMap<AssetId, AssetStub>,
+    cause: &Cause,
+) -> Vec<Draft> {
     rows.chunk_by(|one, next| one.block == next.block)
         .flat_map(|block| block.chunks(EVENTS_PER_EVENT))
         .map(|rows| {
@@ -40,7 +46,7 @@ pub(crate) fn events_normalized(network: &Network, rows: &[&NormalizedRow], caus
                 "block_number": first.block.height,
                 "block_hash": first.block.hash,
                 "event_time": rfc3339(first.event_time),
-                "events": rows.iter().map(|row| normalized(row)).collect::<Vec<_>>(),
+                "events": rows.iter().map(|row| normalized(row, tokens)).collect::<Vec<_>>(),
             });
             let name = format!("{}:{}:{}:{}", first.id, rows.len(), first.block.hash, cause.id);
             let subject = subject("ledger", "event", "normalized");
@@ -49,9 +55,9 @@ pub(crate) fn events_normalized(network: &Network, rows: &[&NormalizedRow], caus
         .collect()
 }
 
-fn normalized(row: &NormalizedRow) -> serde_json::Value {
+fn normalized(row: &NormalizedRow, tokens: &BTreeMap<AssetId, AssetStub>) -> serde_json::Value {
     let account = |account: Option<AccountId>| account.map(|id| id.0);
-    json!({
+    let mut event = json!({
         "event_id": row.id,
         "source_event_id": row.source_event_id,
         "sub_index": row.sub_index.to_string(),
@@ -64,21 +70,37 @@ fn normalized(row: &NormalizedRow) -> serde_json::Value {
         "tx_hash": row.tx_hash,
         "event_index": row.event_index,
         "finality_status": row.status,
-    })
+    });
+    if let Some(stub) = row.asset.and_then(|asset| tokens.get(&asset)) {
+        event["token_id"] = stub.token_id_raw.as_str().into();
+    }
+    event
 }
 
-pub(crate) fn event_reverted(network: &Network, event: &TouchedEvent, cause: &Cause) -> Draft {
-    let payload = json!({
-        "event_id": event.id,
-        "network_id": network.id,
-        "asset_id": event.asset,
-        "collection_id": event.collection,
-        "block_number": event.block.height,
-        "block_hash": event.block.hash,
-    });
-    let name = format!("{}:{}:{}", event.id, event.block.hash, cause.id);
-    let subject = subject("ledger", "event", "reverted");
-    Draft::derived(subject, &name, network.id.to_string(), payload, event.event_time)
+/// What was taken back, a block's events together: one event of ours per 150 of the chain's.
+pub(crate) fn events_reverted(network: &Network, events: &[TouchedEvent], cause: &Cause) -> Vec<Draft> {
+    let mut by_block: BTreeMap<(Height, BlockHash), Vec<&TouchedEvent>> = BTreeMap::new();
+    for event in events {
+        by_block.entry((event.block.height, event.block.hash)).or_default().push(event);
+    }
+    let named = |event: &&TouchedEvent| json!({"event_id": event.id, "asset_id": event.asset, "collection_id": event.collection});
+    by_block
+        .values()
+        .flat_map(|block| block.chunks(EVENTS_PER_EVENT))
+        .map(|events| {
+            let first = events[0];
+            let payload = json!({
+                "network_id": network.id,
+                "block_number": first.block.height,
+                "block_hash": first.block.hash,
+                "events": events.iter().map(named).collect::<Vec<_>>(),
+            });
+            let name = format!("{}:{}:{}:{}", first.id, events.len(), first.block.hash, cause.id);
+            let subject =
+                Subject::new("ledger", "event", "reverted", 2).expect("a constant subject is valid");
+            Draft::derived(subject, &name, network.id.to_string(), payload, first.event_time)
+        })
+        .collect()
 }
 
 /// Assets seen for the first time, in order of their ids: one event per 150.

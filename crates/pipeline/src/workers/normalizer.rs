@@ -86,20 +86,20 @@ pub async fn normalize(
     let mut emitted = drafts::assets_created(network, &created);
     let mut named = BTreeSet::new();
     let mut standing = Vec::new();
+    let mut late = Vec::new();
     for row in &written {
         if row.kind == EventKind::Opening || !upserted.changed.contains(&row.id) {
             continue;
         }
         // A late event of an orphaned block is in the log, and so it is in what others make of the log.
         match row.status {
-            FinalityStatus::Reverted => {
-                emitted.push(drafts::event_reverted(network, &TouchedEvent::of(row), cause));
-            }
+            FinalityStatus::Reverted => late.push(TouchedEvent::of(row)),
             _ => standing.push(row),
         }
         named.extend(row.asset);
     }
-    emitted.extend(drafts::events_normalized(network, &standing, cause));
+    emitted.extend(drafts::events_reverted(network, &late, cause));
+    emitted.extend(drafts::events_normalized(network, &standing, &stubs.assets, cause));
     let height = written.iter().map(|row| row.block.height).max().unwrap_or_default().as_i64();
     // Executed again in another block, an event may name another asset: the old one changed as well. And a late
     // event that gives way to the one that stands may have made an asset that no event names.

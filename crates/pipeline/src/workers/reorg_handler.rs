@@ -141,15 +141,13 @@ impl Swapped {
         cause: &Cause,
     ) -> Result<Reorged, WorkError> {
         let Self { reverted, restored, touched } = self;
-        let mut emitted: Vec<Draft> = reverted
-            .iter()
-            .filter(|event| event.kind != EventKind::Opening)
-            .map(|event| drafts::event_reverted(network, event, cause))
-            .collect();
+        let gone: Vec<ledger::TouchedEvent> =
+            reverted.iter().filter(|event| event.kind != EventKind::Opening).cloned().collect();
+        let mut emitted = drafts::events_reverted(network, &gone, cause);
         let restored_ids: Vec<EventId> = restored.iter().map(|event| event.id).collect();
         let restored_rows = ledger::read_events(tx, network.id, &restored_ids).await?;
         let standing: Vec<_> = restored_rows.iter().filter(|row| row.kind != EventKind::Opening).collect();
-        emitted.extend(drafts::events_normalized(network, &standing, cause));
+        emitted.extend(drafts::events_normalized(network, &standing, &BTreeMap::new(), cause));
         emitted.extend(drafts::ownership_changed(network, "reorg", head, &touched, cause));
         Ok(Reorged {
             drafts: emitted,

@@ -77,7 +77,8 @@ pub async fn advance_finality(
     forget_old_blocks(tx, network, target).await?;
 
     let renamed = ledger::read_events(tx, network.id, &outcome.renamed).await?;
-    let mut emitted = drafts::events_normalized(network, &renamed.iter().collect::<Vec<_>>(), cause);
+    let renamed: Vec<&NormalizedRow> = renamed.iter().collect();
+    let mut emitted = drafts::events_normalized(network, &renamed, &BTreeMap::new(), cause);
     emitted.extend(drafts::ownership_changed(network, "finalized", target, &outcome.touched, cause));
     emitted.push(drafts::finality_advanced(network, target, cause));
     Ok(Finalized {

@@ -15,6 +15,7 @@ use tidemark_pipeline::projectors::{Projected, rebuild_keys, touched};
 use tidemark_store::{Conn, Db, DbOptions};
 use tidemark_testkit::pg::TestDb;
 use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
 pub const NETWORK: NetworkId = NetworkId(1);
@@ -225,7 +226,17 @@ impl World {
             }
             let event = Event { id, what: *what, height, hash: hash.clone(), index, status: "pending" };
             self.events.insert(id, event);
-            let block = json!({"network_id": 1, "block_number": height, "events": [named(id, what, height)]});
+            let told = json!({
+                "event_id": id, "source_event_id": source, "sub_index": "0", "kind": what.kind(),
+                "asset_id": what.asset(), "collection_id": collection(what.contract),
+                "token_id": what.token.to_string(), "from_account_id": from, "to_account_id": to,
+                "qty": what.qty.to_string(), "tx_hash": hex(&uid), "event_index": index,
+                "finality_status": "pending",
+            });
+            let block = json!({
+                "network_id": 1, "block_number": height, "block_hash": hex(&hash),
+                "event_time": at.format(&Rfc3339).expect("a time"), "events": [told],
+            });
             out.push(envelope("ledger.event.normalized", block));
         }
         out.push(envelope("ledger.block.normalized", json!({ "network_id": 1, "height": height })));
@@ -446,6 +457,20 @@ pub const TABLES: &[&str] = &[
     "transfers",
 ];
 
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold("0x".to_owned(), |text, byte| text + &format!("{byte:02x}"))
+}
+/// The same batch from somebody who does not say token ids: then everything is read from the ledger.
+pub fn without_tokens(batch: &[Envelope]) -> Vec<Envelope> {
+    let mut batch = batch.to_vec();
+    for envelope in &mut batch {
+        let events = envelope.payload.get_mut("events").and_then(Value::as_array_mut);
+        for event in events.into_iter().flatten().filter_map(Value::as_object_mut) {
+            event.remove("token_id");
+        }
+    }
+    batch
+}
 fn named(id: EventId, what: &Move, height: i64) -> Value {
     json!({ "network_id": 1, "event_id": id, "asset_id": what.asset(), "block_number": height })
 }

@@ -381,7 +381,7 @@ fn envelope(draft: Draft) -> Envelope {
     Envelope {
         event_id: draft.event_id,
         event_type: draft.subject.event_type(),
-        event_version: 1,
+        event_version: draft.subject.version(),
         schema_uri: "schemas://simulation".into(),
         source: Source { service: "ledger".into(), instance: "simulation".into(), commit: "none".into() },
         occurred_at: draft.occurred_at,

@@ -4,7 +4,7 @@
 //!
 //! All functions expect [`super::lock_network`] to have been called in the transaction.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use tidemark_model::ids::{AccountId, AssetId, CollectionId, EventId, NetworkId};
 use time::OffsetDateTime;
@@ -72,7 +72,7 @@ pub struct TransferDetail {
 
 impl TransferDetail {
     /// Was it never projected? Sure only of an event that is open.
-    fn is_new(&self) -> bool {
+    pub fn is_new(&self) -> bool {
         !self.has_position && !self.row.is_reverted && self.finality_status != "finalized"
     }
 }
@@ -128,6 +128,45 @@ pub async fn true_transfers(
 ) -> Result<Vec<TransferDetail>, StoreError> {
     let rows = tx.query("read transfers of the ledger", TRUE_TRANSFERS, &[&network.0, &events]).await?;
     Ok(rows.iter().map(detail).collect())
+}
+
+// By block, not by event: what live wrote of a block lies together in the index of open keys and in the table. The
+// position is looked up as a value, because of `exists` a planner with statistics makes a hash of all positions.
+const STANDING_KEYS: &str = concat!(
+    "
+    select k.normalized_event_id, k.block_hash,
+           k.block_number <= (select np.confirmed_height from ledger.network_progress np where np.network_id = $1),
+           coalesce((select true from projection.transfer_positions p where p.event_id = k.normalized_event_id),
+                    false)
+      from ledger.normalized_event_keys k
+     where k.network_id = $1 and k.block_number = any($2::bigint[]) and k.finality_status <> 'finalized'
+       and not k.is_reverted and k.block_number > ",
+    final_line!("$1")
+);
+
+/// An open event that stands, as its key says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StandingKey {
+    /// Its block's hash.
+    pub block_hash: Vec<u8>,
+    /// Are there enough blocks above it?
+    pub is_confirmed: bool,
+    /// Was it projected before?
+    pub has_position: bool,
+}
+
+/// The canonical events above finality in the blocks at these heights.
+pub async fn standing_keys(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    heights: &[i64],
+) -> Result<HashMap<EventId, StandingKey>, StoreError> {
+    let rows = tx.query("look which events stand", STANDING_KEYS, &[&network.0, &heights]).await?;
+    let key = |row: &Row| {
+        let key = StandingKey { block_hash: row.get(1), is_confirmed: row.get(2), has_position: row.get(3) };
+        (EventId(row.get(0)), key)
+    };
+    Ok(rows.iter().map(key).collect())
 }
 
 const STANDING_TRANSFERS: &str = with_detail!(
@@ -236,7 +275,10 @@ pub async fn remove_transfers(
     Ok(removed)
 }
 
-const PUT_TRANSFERS: &str = "
+macro_rules! put_transfers {
+    ($conflict:expr) => {
+        concat!(
+            "
     insert into projection.transfers
            (network_id, height, event_index, sub_index, event_id, kind, asset_id, collection_id, from_account,
             to_account, qty, tx_hash, block_hash, event_time, is_reverted)
@@ -246,18 +288,28 @@ const PUT_TRANSFERS: &str = "
                   $10::uuid[], $11::text[], $12::bytea[], $13::bytea[], $14::timestamptz[], $15::boolean[])
            as i(height, event_index, sub_index, event_id, kind, asset_id, collection_id, from_account, to_account,
                 qty, tx_hash, block_hash, event_time, is_reverted)
-     order by height, event_index, sub_index, event_id
+     order by height, event_index, sub_index, event_id",
+            $conflict
+        )
+    };
+}
+const NEW_TRANSFERS: &str = put_transfers!("");
+const PUT_TRANSFERS: &str = put_transfers!(
+    "
     on conflict (network_id, height, event_index, sub_index, event_id) do update
        set kind = excluded.kind, asset_id = excluded.asset_id, collection_id = excluded.collection_id,
            from_account = excluded.from_account, to_account = excluded.to_account, qty = excluded.qty,
            tx_hash = excluded.tx_hash, block_hash = excluded.block_hash, event_time = excluded.event_time,
-           is_reverted = excluded.is_reverted";
+           is_reverted = excluded.is_reverted"
+);
 
-/// Writes rows to where they belong. Their partitions must exist (store::partitions).
+/// Writes rows to where they belong. Their partitions must exist (store::partitions). `all_new`: none of the events was
+/// projected before, so there is nothing to conflict with.
 pub async fn put_transfers(
     tx: &Tx<'_>,
     network: NetworkId,
     rows: &[&TransferRow],
+    all_new: bool,
 ) -> Result<u64, StoreError> {
     if rows.is_empty() {
         return Ok(0);
@@ -267,7 +319,7 @@ pub async fn put_transfers(
     }
     tx.execute(
         "write transfers",
-        PUT_TRANSFERS,
+        if all_new { NEW_TRANSFERS } else { PUT_TRANSFERS },
         &[
             &network.0,
             &column(rows, |row| row.height),
@@ -289,34 +341,62 @@ pub async fn put_transfers(
     .await
 }
 
-const PUT_POSITIONS: &str = "
-    insert into projection.transfer_positions as p (event_id, network_id, height, event_index, sub_index, turn)
-    select event_id, $1, height, event_index, sub_index, turn
-      from unnest($2::uuid[], $3::bigint[], $4::int[], $5::int[], $6::bigint[])
-           as i(event_id, height, event_index, sub_index, turn)
-     order by event_id
+macro_rules! put_positions {
+    ($conflict:expr) => {
+        concat!(
+            "
+    insert into projection.transfer_positions as p
+           (event_id, network_id, height, event_index, sub_index, turn, asset_id, from_account, to_account)
+    select event_id, $1, height, event_index, sub_index, turn, asset_id, from_account, to_account
+      from unnest($2::uuid[], $3::bigint[], $4::int[], $5::int[], $6::bigint[], $7::uuid[], $8::uuid[], $9::uuid[])
+           as i(event_id, height, event_index, sub_index, turn, asset_id, from_account, to_account)
+     order by event_id",
+            $conflict
+        )
+    };
+}
+const NEW_POSITIONS: &str = put_positions!("");
+const PUT_POSITIONS: &str = put_positions!(
+    "
     on conflict (event_id) do update
        set height = excluded.height, event_index = excluded.event_index, sub_index = excluded.sub_index,
-           turn = excluded.turn
-     where (p.height, p.event_index, p.sub_index, p.turn)
-           is distinct from (excluded.height, excluded.event_index, excluded.sub_index, excluded.turn)";
+           turn = excluded.turn, asset_id = excluded.asset_id, from_account = excluded.from_account,
+           to_account = excluded.to_account
+     where (p.height, p.event_index, p.sub_index, p.turn, p.asset_id, p.from_account, p.to_account)
+           is distinct from (excluded.height, excluded.event_index, excluded.sub_index, excluded.turn,
+                             excluded.asset_id, excluded.from_account, excluded.to_account)"
+);
 
-/// Remembers where events that may still move stand, and how often each was delivered.
+/// Remembers where events that may still move stand, how often each was delivered, and whose rows become final with
+/// it. `all_new`: as of [`put_transfers`].
 pub async fn put_positions(
     tx: &Tx<'_>,
     network: NetworkId,
     positions: &[(&TransferRow, i64)],
+    all_new: bool,
 ) -> Result<u64, StoreError> {
     if positions.is_empty() {
         return Ok(0);
     }
-    let ids: Vec<Uuid> = positions.iter().map(|(row, _)| row.event_id.0).collect();
-    let heights: Vec<i64> = positions.iter().map(|(row, _)| row.height).collect();
-    let indexes: Vec<i32> = positions.iter().map(|(row, _)| row.event_index).collect();
-    let subs: Vec<i32> = positions.iter().map(|(row, _)| row.sub_index).collect();
-    let turns: Vec<i64> = positions.iter().map(|(_, turn)| *turn).collect();
-    tx.execute("remember positions", PUT_POSITIONS, &[&network.0, &ids, &heights, &indexes, &subs, &turns])
-        .await
+    fn column<'a, T>(positions: &[(&'a TransferRow, i64)], of: impl Fn(&'a TransferRow) -> T) -> Vec<T> {
+        positions.iter().map(|(row, _)| of(row)).collect()
+    }
+    tx.execute(
+        "remember positions",
+        if all_new { NEW_POSITIONS } else { PUT_POSITIONS },
+        &[
+            &network.0,
+            &column(positions, |row| row.event_id.0),
+            &column(positions, |row| row.height),
+            &column(positions, |row| row.event_index),
+            &column(positions, |row| row.sub_index),
+            &positions.iter().map(|(_, turn)| *turn).collect::<Vec<_>>(),
+            &column(positions, |row| row.asset_id.0),
+            &column(positions, |row| row.from_account.map(|account| account.0)),
+            &column(positions, |row| row.to_account.map(|account| account.0)),
+        ],
+    )
+    .await
 }
 
 const FORGET_POSITIONS: &str = concat!(
@@ -341,10 +421,14 @@ pub async fn forget_positions(
 /// The deliveries of an event that was final are no longer counted: count on from where none was.
 const REOPEN_POSITIONS: &str = concat!(
     "
-    insert into projection.transfer_positions (event_id, network_id, height, event_index, sub_index, turn)
-    select k.normalized_event_id, k.network_id, k.block_number, e.event_index, e.sub_index::int, 1000000
+    insert into projection.transfer_positions
+           (event_id, network_id, height, event_index, sub_index, turn, asset_id, from_account, to_account)
+    select k.normalized_event_id, k.network_id, k.block_number, e.event_index, e.sub_index::int, 1000000,
+           d.asset_id, d.from_account_id, d.to_account_id
       from ledger.normalized_event_keys k
       join ledger.normalized_events e on e.network_id = k.network_id and e.id = k.normalized_event_id
+      left join ledger.normalized_event_deltas d
+             on d.normalized_event_id = k.normalized_event_id and d.delta_index = 0
      where k.network_id = $1 and k.finality_status <> 'finalized' and e.event_kind in ('transfer', 'mint', 'burn')
        and (k.is_reverted or k.block_number > ",
     final_line!("$1"),
@@ -367,12 +451,10 @@ pub struct OwnershipKeys {
     pub pairs: BTreeMap<(Uuid, Uuid), Uuid>,
     /// Rows of these assets that depend on something above finality.
     pub open_assets: Vec<Uuid>,
-    /// Assets some of whose events became final, together with the line (`final_height`): what they leave empty
-    /// goes, and what still has something open says how much of it is final. All other rows are final as
-    /// they stand (projection.finality_lines).
-    pub final_assets: Vec<Uuid>,
-    /// Where that line is.
-    pub final_height: i64,
+    /// The line below which the ledger is final now, where it moves. Rows of what is between the read models' line and
+    /// this one: those that are empty go, and those that still have something open say how much of them is final.
+    /// All others are final as they stand (projection.finality_lines).
+    pub final_height: Option<i64>,
     /// All rows of these assets.
     pub whole_assets: Vec<Uuid>,
 }
@@ -397,7 +479,7 @@ const REBUILD_OWNERSHIP: &str = concat!(
     "with keys as materialized (
         select distinct on (i.asset_id, i.account_id) i.asset_id, i.account_id, i.collection_id
           from (select asset_id, account_id, collection_id
-                  from unnest($2::uuid[], $3::uuid[], $9::uuid[]) as p(asset_id, account_id, collection_id)
+                  from unnest($2::uuid[], $3::uuid[], $8::uuid[]) as p(asset_id, account_id, collection_id)
                 union all
                 select d.asset_id, s.account_id, null
                   from ledger.normalized_event_deltas d
@@ -407,19 +489,19 @@ const REBUILD_OWNERSHIP: &str = concat!(
                 select asset_id, account_id, collection_id from projection.ownership_view
                  where asset_id = any($4::uuid[])
                    and open_height > coalesce((select l.height from projection.finality_lines l
-                                                where l.network_id = $7), -1)
+                                                where l.network_id = $6), -1)
                 union all
                 select asset_id, account_id, null from ledger.unfinalized_deltas where asset_id = any($4)
                 union all
-                select asset_id, account_id, collection_id from projection.ownership_view
-                 where asset_id = any($6::uuid[]) and qty = 0 and open_height <= $8
-                union all
-                select d.asset_id, d.account_id, null from ledger.unfinalized_deltas d
-                 where d.asset_id = any($6)
-                   and coalesce((select v.qty_finalized from projection.ownership_view v
-                                  where v.asset_id = d.asset_id and v.account_id = d.account_id), 0)
-                    <> coalesce((select c.qty from ledger.ownership_current c
-                                  where c.asset_id = d.asset_id and c.account_id = d.account_id), 0)
+                select p.asset_id, s.account_id, v.collection_id
+                  from projection.transfer_positions p
+                 cross join lateral (values (p.from_account), (p.to_account)) s(account_id)
+                  left join projection.ownership_view v
+                         on v.asset_id = p.asset_id and v.account_id = s.account_id
+                 where p.network_id = $6 and p.height <= $7::bigint and s.account_id is not null
+                   and p.height > coalesce((select l.height from projection.finality_lines l
+                                             where l.network_id = $6), -1)
+                   and (v.asset_id is null or v.open_height > $7 or v.qty = 0)
                 union all
                 select asset_id, account_id, null from projection.ownership_view where asset_id = any($5::uuid[])
                 union all
@@ -437,7 +519,7 @@ const REBUILD_OWNERSHIP: &str = concat!(
           left join lateral (",
     ownership_truth!(
         "select k.asset_id, k.account_id, k.collection_id",
-        "$7::int",
+        "$6::int",
         "coalesce(k.collection_id, (select a.collection_id from catalog.assets a where a.id = k.asset_id))",
         ""
     ),
@@ -494,7 +576,6 @@ pub async fn rebuild_ownership(
                 &accounts,
                 &keys.open_assets,
                 &keys.whole_assets,
-                &keys.final_assets,
                 &network.0,
                 &keys.final_height,
                 &collections,

@@ -430,7 +430,8 @@ CREATE TABLE ledger.digests (
     bucket smallint NOT NULL,
     digest numeric(78,0) NOT NULL,
     height bigint NOT NULL
-);
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
 
 CREATE TABLE ledger.network_progress (
     network_id integer NOT NULL,
@@ -440,12 +441,15 @@ CREATE TABLE ledger.network_progress (
     history_height bigint DEFAULT '-1'::integer NOT NULL,
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
     read_models_due boolean DEFAULT false NOT NULL,
-    confirmed_height bigint DEFAULT '-1'::integer NOT NULL
+    confirmed_height bigint DEFAULT '-1'::integer NOT NULL,
+    read_models_height bigint
 );
 
-COMMENT ON COLUMN ledger.network_progress.read_models_due IS 'projection.ownership_view, asset_cards, collection_holders, collection_stats and account_summaries hold nothing of this network yet';
+COMMENT ON COLUMN ledger.network_progress.read_models_due IS 'projection.ownership_view, asset_cards, collection_holders, collection_stats and account_summaries are not kept: they stand at read_models_height';
 
 COMMENT ON COLUMN ledger.network_progress.confirmed_height IS 'canonical events at or below are confirmed: enough blocks are above them';
+
+COMMENT ON COLUMN ledger.network_progress.read_models_height IS 'While read_models_due: the height up to which they hold this network; null if they hold nothing of it';
 
 CREATE TABLE ledger.normalized_events (
     id uuid NOT NULL,
@@ -724,7 +728,7 @@ CREATE TABLE ledger.ownership_history (
 )
 PARTITION BY RANGE (event_time);
 
-CREATE TABLE ledger.ownership_history_default (
+CREATE TABLE ledger.ownership_history_0000 (
     asset_id uuid NOT NULL,
     account_id uuid NOT NULL,
     network_id integer NOT NULL,
@@ -763,7 +767,8 @@ CREATE TABLE ledger.unfinalized_deltas (
     network_id integer NOT NULL,
     block_number bigint NOT NULL,
     qty_delta numeric(78,0) NOT NULL
-);
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='5000', autovacuum_vacuum_cost_delay='0');
 
 CREATE TABLE projection.account_summaries (
     account_id uuid NOT NULL,
@@ -892,7 +897,8 @@ CREATE TABLE projection.collection_stats (
     transfer_count bigint DEFAULT 0 NOT NULL,
     last_height bigint DEFAULT 0 NOT NULL,
     updated_at timestamp with time zone NOT NULL
-);
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0');
 
 CREATE TABLE projection.network_activity (
     network_id integer NOT NULL,
@@ -969,7 +975,8 @@ CREATE TABLE projection.transfer_positions (
     asset_id uuid,
     from_account uuid,
     to_account uuid
-);
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='5000', autovacuum_vacuum_cost_delay='0');
 
 CREATE TABLE projection.transfers (
     network_id integer NOT NULL,
@@ -1454,7 +1461,7 @@ ALTER TABLE ONLY ledger.normalized_events ATTACH PARTITION ledger.normalized_eve
 
 ALTER TABLE ONLY ledger.normalized_events ATTACH PARTITION ledger.normalized_events_7 FOR VALUES WITH (modulus 8, remainder 7);
 
-ALTER TABLE ONLY ledger.ownership_history ATTACH PARTITION ledger.ownership_history_default DEFAULT;
+ALTER TABLE ONLY ledger.ownership_history ATTACH PARTITION ledger.ownership_history_0000 FOR VALUES FROM (MINVALUE) TO (MAXVALUE);
 
 ALTER TABLE ONLY system.bus_log ATTACH PARTITION system.bus_log_default DEFAULT;
 
@@ -1740,17 +1747,15 @@ CREATE INDEX ownership_current_by_account ON ledger.ownership_current USING btre
 
 CREATE INDEX ownership_history_by_account ON ONLY ledger.ownership_history USING btree (account_id, block_number);
 
+CREATE INDEX ownership_history_0000_account_id_block_number_idx ON ledger.ownership_history_0000 USING btree (account_id, block_number);
+
 CREATE INDEX ownership_history_by_asset ON ONLY ledger.ownership_history USING btree (asset_id, block_number);
 
-CREATE INDEX ownership_history_default_account_id_block_number_idx ON ledger.ownership_history_default USING btree (account_id, block_number);
-
-CREATE INDEX ownership_history_default_asset_id_block_number_idx ON ledger.ownership_history_default USING btree (asset_id, block_number);
+CREATE INDEX ownership_history_0000_asset_id_block_number_idx ON ledger.ownership_history_0000 USING btree (asset_id, block_number);
 
 CREATE INDEX quarantine_open ON ledger.quarantine USING btree (quarantined_at DESC) WHERE (resolved_at IS NULL);
 
 CREATE INDEX recent_blocks_by_height ON ledger.recent_blocks USING btree (network_id, block_number);
-
-CREATE INDEX unfinalized_deltas_by_event ON ledger.unfinalized_deltas USING btree (normalized_event_id);
 
 CREATE INDEX account_summaries_by_address ON projection.account_summaries USING btree (address text_pattern_ops, network_id);
 
@@ -1777,8 +1782,6 @@ CREATE INDEX collection_stats_rank ON projection.collection_stats USING btree (n
 CREATE INDEX collection_stats_rank_all ON projection.collection_stats USING btree (transfer_count DESC, collection_id);
 
 CREATE INDEX ownership_view_by_account ON projection.ownership_view USING btree (account_id, finality_status, asset_id);
-
-CREATE INDEX ownership_view_open ON projection.ownership_view USING btree (asset_id, open_height) WHERE (open_height IS NOT NULL);
 
 CREATE INDEX transfer_positions_by_height ON projection.transfer_positions USING btree (network_id, height);
 
@@ -1834,9 +1837,9 @@ ALTER INDEX ledger.normalized_events_by_time ATTACH PARTITION ledger.normalized_
 
 ALTER INDEX ledger.normalized_events_pkey ATTACH PARTITION ledger.normalized_events_7_pkey;
 
-ALTER INDEX ledger.ownership_history_by_account ATTACH PARTITION ledger.ownership_history_default_account_id_block_number_idx;
+ALTER INDEX ledger.ownership_history_by_account ATTACH PARTITION ledger.ownership_history_0000_account_id_block_number_idx;
 
-ALTER INDEX ledger.ownership_history_by_asset ATTACH PARTITION ledger.ownership_history_default_asset_id_block_number_idx;
+ALTER INDEX ledger.ownership_history_by_asset ATTACH PARTITION ledger.ownership_history_0000_asset_id_block_number_idx;
 
 ALTER INDEX system.bus_log_pkey ATTACH PARTITION system.bus_log_default_pkey;
 

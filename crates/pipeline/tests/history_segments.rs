@@ -15,7 +15,7 @@ use tidemark_model::redact::RedactedUrl;
 use tidemark_model::{OffsetDateTime, U256};
 use tidemark_pipeline::history::segment::{Before, Builder};
 use tidemark_pipeline::history::{Writers, apply_blocks, show};
-use tidemark_pipeline::projectors::reconcile;
+use tidemark_pipeline::projectors::{ProjectionName, rebuild_projection, reconcile};
 use tidemark_store::projection::built_last;
 use tidemark_store::{Db, DbOptions, bulk, ledger};
 use tidemark_testkit::pg::TestDb;
@@ -426,10 +426,12 @@ async fn shown(db: &Db) -> Vec<String> {
 }
 
 async fn put_off(db: &Db, chain: &Chain) {
-    let conn = db.conn().await.expect("connects");
+    let mut conn = db.conn().await.expect("connects");
     let before_start = chain.network.start_block.as_i64() - 1;
     bulk::ensure_progress(&conn, NETWORK, chain.network.start_block).await.expect("progress");
-    assert!(built_last::put_off(&conn, NETWORK, before_start).await.expect("puts off"));
+    let head = progress(db).await.head;
+    assert!(built_last::put_off(&mut conn, NETWORK, head, before_start).await.expect("puts off"));
+    assert!(!built_last::put_off(&mut conn, NETWORK, head, before_start).await.expect("is put off already"));
 }
 
 async fn progress(db: &Db) -> bulk::Progress {
@@ -459,11 +461,120 @@ async fn a_history_shown_at_its_end_shows_what_one_does_that_is_shown_as_it_goes
         assert!(!progress(&late).await.read_models_due);
         let at_head = "app.indexing_checkpoints where worker_name = 'projector' and height = 59";
         assert_eq!(count(&late, at_head).await, 1);
-        let conn = late.conn().await.expect("connects");
-        assert!(
-            !built_last::put_off(&conn, NETWORK, chain.network.start_block.as_i64() - 1).await.expect("asks")
-        );
+        let mut conn = late.conn().await.expect("connects");
+        let before_start = chain.network.start_block.as_i64() - 1;
+        let moved = built_last::put_off(&mut conn, NETWORK, before_start, before_start);
+        assert!(!moved.await.expect("asks"), "its head is not there any more");
     }
+}
+
+fn part(script: &Script, blocks: usize) -> Script {
+    Script { blocks: script.blocks[..blocks].to_vec(), truth: vec![] }
+}
+
+/// On top of what is shown: caught up at the end of a backlog, or merged as it goes, the same rows. Twice in a row, with
+/// what lies between merged as it goes, and with a network beside it that must stay as it is.
+#[tokio::test]
+async fn a_backlog_shown_at_its_end_shows_what_one_does_that_is_shown_as_it_goes() {
+    for (seed, start) in [(30, 0), (31, 0), (32, 20), (33, 35)] {
+        let script = script(seed, 90);
+        let before = if start == 0 { Balances::new() } else { script.truth[start - 1].clone() };
+        let chain = chain(u64::try_from(start).expect("small"), before);
+        let (kept, late) = (database().await, database().await);
+        run(&kept, &chain, &script, start, 7).await;
+        run(&late, &chain, &part(&script, 40), start, 7).await;
+        let then = shown(&late).await;
+        put_off(&late, &chain).await;
+        run(&late, &chain, &part(&script, 65), 40, 5).await;
+        assert_eq!(shown(&late).await, then, "they stand where they stood");
+        assert_eq!(progress(&late).await.read_models_height, Some(39));
+        let mut conn = late.conn().await.expect("connects");
+        for _ in 0..2 {
+            assert!(show(&mut conn, late.spare_conn().await, NETWORK).await.expect("shows"));
+        }
+        let now = progress(&late).await;
+        assert!(!now.read_models_due && now.read_models_height.is_none(), "{now:?}");
+        drop(conn);
+        run(&late, &chain, &part(&script, 70), 65, 5).await;
+        put_off(&late, &chain).await;
+        run(&late, &chain, &script, 70, 20).await;
+        let mut conn = late.conn().await.expect("connects");
+        assert!(show(&mut conn, None, NETWORK).await.expect("shows"));
+        assert_eq!(shown(&late).await, shown(&kept).await, "seed {seed}");
+        for sql in READ_MODELS_DIFFER {
+            no_rows(&late, sql).await;
+        }
+        let at_head = "app.indexing_checkpoints where worker_name = 'projector' and height = 89";
+        assert_eq!(count(&late, at_head).await, 1);
+    }
+}
+
+/// A contract that turns out to lie while nothing is shown is shown as one that does.
+#[tokio::test]
+async fn a_contract_distrusted_in_a_backlog_is_shown_as_unreliable() {
+    let script = script(34, 40);
+    let chain = chain(0, Balances::new());
+    let db = database().await;
+    run(&db, &chain, &part(&script, 1), 0, 5).await;
+    put_off(&db, &chain).await;
+    run(&db, &chain, &script, 1, 10).await;
+    let mut conn = db.conn().await.expect("connects");
+    let distrust = "update catalog.contracts set reliability = 'unreliable', unreliable_reason = 'lies'";
+    conn.execute("distrust", distrust, &[]).await.expect("distrusts");
+    assert!(show(&mut conn, None, NETWORK).await.expect("shows"));
+    let trusted =
+        "projection.collection_stats where reliability <> 'unreliable' or unreliable_reason <> 'lies'";
+    assert_eq!(count(&db, trusted).await, 0);
+}
+
+/// Killed before its commit it is as if it had not begun; two at once are one; and what is ahead of the ledger is not
+/// counted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backlog_caught_up_by_two_or_killed_in_between_is_caught_up_once() {
+    let script = script(35, 60);
+    let chain = chain(0, Balances::new());
+    let (kept, late) = (database().await, database().await);
+    run(&kept, &chain, &part(&script, 50), 0, 10).await;
+    run(&late, &chain, &part(&script, 20), 0, 10).await;
+    put_off(&late, &chain).await;
+    run(&late, &chain, &part(&script, 50), 20, 10).await;
+    let then = shown(&late).await;
+    let mut writers = Writers { state: late.conn().await.expect("connects"), log: late.spare_conn().await };
+    writers.state.batch("die", DIES_AT_COMMIT).await.expect("arms");
+    let range = HeightRange::inclusive(Height(50), Height(59)).expect("not empty");
+    apply_blocks(&mut writers, &chain, range, &script.blocks[50..]).await.expect_err("it died");
+    let Writers { mut state, log } = writers;
+    state.batch("live", "drop trigger die on ledger.network_progress").await.expect("disarms");
+    assert!(!show(&mut state, log, NETWORK).await.expect("takes the log away first"));
+    state.batch("die", DIES_AT_COMMIT).await.expect("arms");
+    show(&mut state, None, NETWORK).await.expect_err("it died");
+    assert_eq!(shown(&late).await, then);
+    assert_eq!(progress(&late).await.read_models_height, Some(19));
+    state.batch("live", "drop trigger die on ledger.network_progress").await.expect("disarms");
+    drop(state);
+    let build = async || {
+        let mut conn = late.conn().await.expect("connects");
+        show(&mut conn, late.spare_conn().await, NETWORK).await.expect("shows")
+    };
+    assert_eq!(tokio::join!(build(), build(), build()), (true, true, true));
+    assert_eq!(shown(&late).await, shown(&kept).await);
+}
+
+/// What a rebuild puts there would be counted again when the backlog is shown.
+#[tokio::test]
+async fn projections_are_not_rebuilt_while_a_network_waits_to_be_shown() {
+    let script = script(36, 20);
+    let chain = chain(0, Balances::new());
+    let db = database().await;
+    run(&db, &chain, &part(&script, 10), 0, 10).await;
+    put_off(&db, &chain).await;
+    run(&db, &chain, &script, 10, 10).await;
+    let error = rebuild_projection(&db, ProjectionName::CollectionStats, &|_| ()).await.expect_err("refused");
+    assert!(error.to_string().contains("network 7 catches up"), "{error}");
+    let mut conn = db.conn().await.expect("connects");
+    assert!(show(&mut conn, None, NETWORK).await.expect("shows"));
+    let report = rebuild_projection(&db, ProjectionName::CollectionStats, &|_| ()).await.expect("rebuilds");
+    assert_eq!(report.differing.count, 0);
 }
 
 /// Two processes may come to the end of a history at the same moment.

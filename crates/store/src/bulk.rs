@@ -23,6 +23,8 @@ pub struct Progress {
     /// The read models are built when history is done, and until then nothing keeps them
     /// ([`crate::projection::built_last`]).
     pub read_models_due: bool,
+    /// Where they stand meanwhile; none if they hold nothing of the network.
+    pub read_models_height: Option<i64>,
 }
 
 const ENSURE_PROGRESS: &str = "
@@ -30,10 +32,10 @@ const ENSURE_PROGRESS: &str = "
     insert into ledger.network_progress (network_id, head_height, finalized_height, history_height)
     values ($1, $2, $2, $2) on conflict (network_id) do nothing";
 const LOCK_PROGRESS: &str = "
-    select head_height, finalized_height, history_height, read_models_due
+    select head_height, finalized_height, history_height, read_models_due, read_models_height
       from ledger.network_progress where network_id = $1 for update";
 const READ_PROGRESS: &str = "
-    select head_height, finalized_height, history_height, read_models_due
+    select head_height, finalized_height, history_height, read_models_due, read_models_height
       from ledger.network_progress where network_id = $1";
 
 /// Makes the network's row if it is missing: everything below `start` counts as done.
@@ -56,7 +58,13 @@ pub async fn read_progress(conn: &Conn, network: NetworkId) -> Result<Option<Pro
 }
 
 fn progress(row: &tokio_postgres::Row) -> Progress {
-    Progress { head: row.get(0), finalized: row.get(1), history: row.get(2), read_models_due: row.get(3) }
+    Progress {
+        head: row.get(0),
+        finalized: row.get(1),
+        history: row.get(2),
+        read_models_due: row.get(3),
+        read_models_height: row.get(4),
+    }
 }
 
 // Looks only at what the projector has not taken yet: numbered events above its position, and events that the
@@ -97,6 +105,7 @@ pub async fn projector_lags(conn: &Conn, network: NetworkId) -> Result<bool, Sto
 
 const CATCHING_UP: &str = "
     select coalesce(head_height - normalized_height > $2 and halted_reason is null, true)
+        or exists (select from ledger.network_progress p where p.network_id = $1 and p.read_models_due)
       from projection.network_status where network_id = $1";
 
 /// Is the network's ledger more than `blocks` behind its chain, as far as the status tells?
@@ -192,7 +201,7 @@ const BELOW_ZERO_MAX: i64 = 20_000;
 /// Loads the merge tables and looks for balances that would go below zero. If there are any, the caller
 /// rolls back, learns more about them and builds the segment again.
 pub async fn stage(tx: &Tx<'_>, merge: Merge) -> Result<Vec<BelowZero>, StoreError> {
-    tx.batch("create the merge tables", CREATE_TEMP_TABLES).await?;
+    create_merge_tables(tx).await?;
     tx.copy_in("stage balances", COPY_BALANCES, merge.balances).await?;
     tx.copy_in("stage assets", COPY_ASSETS, merge.assets).await?;
     tx.copy_in("stage accounts", COPY_ACCOUNTS, merge.accounts).await?;
@@ -211,6 +220,11 @@ pub async fn stage(tx: &Tx<'_>, merge: Merge) -> Result<Vec<BelowZero>, StoreErr
             moved_before: row.get(4),
         })
         .collect())
+}
+
+/// The merge tables, empty.
+pub(crate) async fn create_merge_tables(tx: &Tx<'_>) -> Result<(), StoreError> {
+    tx.batch("create the merge tables", CREATE_TEMP_TABLES).await
 }
 
 /// Append-only rows, encoded by the caller in the order of the columns of the statements below. Those whose key is

@@ -194,6 +194,8 @@ pub enum Slice {
     All,
     /// One of 256.
     One(u8),
+    /// Ids whose first two bytes are in this range, both ends in it.
+    Part(u16, u16),
 }
 
 impl Slice {
@@ -205,13 +207,21 @@ impl Slice {
                 let first = u128::from(slice) << 120;
                 (Uuid::from_u128(first), Uuid::from_u128(first | (u128::MAX >> 8)))
             }
+            Self::Part(first, last) => {
+                let last = u128::from(last) << 112 | (u128::MAX >> 16);
+                (Uuid::from_u128(u128::from(first) << 112), Uuid::from_u128(last))
+            }
         }
     }
-    /// The buckets of the digest in it.
-    pub fn buckets(self) -> std::ops::RangeInclusive<u8> {
+    /// The buckets of the digest that it completes: a digest is checked whole.
+    pub fn buckets(self) -> Option<std::ops::RangeInclusive<u8>> {
         match self {
-            Self::All => 0..=u8::MAX,
-            Self::One(slice) => slice..=slice,
+            Self::All => Some(0..=u8::MAX),
+            Self::One(slice) => Some(slice..=slice),
+            Self::Part(_, last) => {
+                let [bucket, rest] = last.to_be_bytes();
+                (rest == u8::MAX).then_some(bucket..=bucket)
+            }
         }
     }
 }

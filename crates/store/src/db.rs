@@ -46,6 +46,14 @@ pub enum StoreError {
         /// Its major version.
         major: i32,
     },
+    /// Something else is under way that this would disturb.
+    #[error("{what}: {hint}")]
+    NotNow {
+        /// What is under way.
+        what: String,
+        /// What to do next.
+        hint: &'static str,
+    },
     /// A row does not say what it must: a broken promise of our own, or a foreign hand.
     #[error("{what} holds {found}, which cannot be: {hint}")]
     Corrupt {
@@ -76,13 +84,17 @@ impl StoreError {
         match self {
             Self::Connect { .. } => Verdict::Retry,
             Self::Fenced { .. } => Verdict::Fenced,
-            Self::Corrupt { .. } | Self::ServerTooOld { .. } => Verdict::Fatal,
+            Self::Corrupt { .. } | Self::ServerTooOld { .. } | Self::NotNow { .. } => Verdict::Fatal,
             Self::Statement { source, .. } => match source.code() {
                 None => Verdict::Retry, // The connection went away, or never came.
                 Some(code) if is_transient(code) => Verdict::Retry,
                 Some(_) => Verdict::Fatal,
             },
         }
+    }
+    /// Did somebody hold a lock for longer than we would wait?
+    pub fn is_lock_timeout(&self) -> bool {
+        self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
     }
     /// The SQLSTATE, if the server gave one.
     pub fn code(&self) -> Option<&SqlState> {

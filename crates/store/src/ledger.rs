@@ -361,10 +361,18 @@ async fn contradicted(tx: &Tx<'_>, rows: &[&NormalizedRow]) -> Result<BTreeSet<E
     Ok(found.iter().map(|row| EventId(row.get(0))).collect())
 }
 
+// A leg's key follows from its movement.
 const DROP_OPEN_LEGS: &str = "
-    delete from ledger.unfinalized_deltas where normalized_event_id = any($1) returning asset_id";
+    delete from ledger.unfinalized_deltas l
+     using (select d.normalized_event_id, d.asset_id, s.account_id
+              from ledger.normalized_event_deltas d
+             cross join lateral (values (d.from_account_id), (d.to_account_id)) s (account_id)
+             where d.normalized_event_id = any($1)) m
+     where l.asset_id = m.asset_id and l.account_id = m.account_id
+       and l.normalized_event_id = m.normalized_event_id
+    returning l.asset_id";
 
-/// Takes the legs of events out of what is open; gives the assets they were about.
+/// Takes the legs of events out of what is open, before their movements change; gives the assets they were about.
 pub async fn drop_open_legs(tx: &Tx<'_>, events: &[EventId]) -> Result<BTreeSet<AssetId>, StoreError> {
     if events.is_empty() {
         return Ok(BTreeSet::new());

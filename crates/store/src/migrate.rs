@@ -49,6 +49,8 @@ migrations!(
     "0022_final_by_the_line",
     "0023_envelopes_as_text",
     "0024_sides_of_positions",
+    "0025_read_models_behind",
+    "0026_hot_tables",
 );
 
 /// What [`run`] did.

@@ -10,11 +10,18 @@ use std::sync::Mutex;
 
 use tidemark_model::ids::{Height, HeightRange, NetworkId};
 
-use crate::db::{Conn, StoreError, Tx};
+use crate::db::{Conn, Param, StoreError, Tx};
+use crate::projection;
 
 /// Partitions made ahead of the one that is needed, once that one is half full: a thousand quiet networks that have
 /// read a few blocks each need no room for ten million more.
 const LOOKAHEAD: u64 = 2;
+
+/// Rows of a partition from which on what comes next gets one of its own: the indexes of a few million rows stay in
+/// memory, and what is added touches those alone.
+pub const FULL_BYTES: i64 = 512 << 20;
+/// Or this part of all the network has, so that a read of all of them looks into a few dozen at most.
+const FULL_PART: i64 = 8;
 
 /// A height-partitioned table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -130,6 +137,15 @@ pub struct Partition {
     pub range: HeightRange,
 }
 
+/// What comes into a new partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// Block by block, and readers at once: it has its indexes from the start.
+    Live,
+    /// Much at once: it gets its indexes when that is done ([`Partitions::ensure_indexed`]).
+    Backlog,
+}
+
 /// Makes partitions on demand and remembers what is there, so that the hot path asks nothing.
 #[derive(Debug, Default)]
 pub struct Partitions {
@@ -163,6 +179,24 @@ const UNINDEXED_AT: &str = "
     select parent, name, from_height, to_height, indexed_at is null from raw.partitions
      where network_id = $1 and from_height <= $2 and to_height > $2 and parent = any($3)
      order by parent";
+// The newest partition that is large and has room above its rows is the one that is written to.
+const FULL: &str = "
+    select p.parent, p.name, p.from_height, p.to_height
+      from raw.partitions p
+     where p.parent = $1 and p.network_id = $2
+       and pg_relation_size(p.name::regclass) >= greatest($3::bigint, (
+           select sum(pg_relation_size(o.name::regclass))::bigint from raw.partitions o
+            where o.parent = $1 and o.network_id = $2) / $4::bigint)
+       and not exists (select from raw.partitions o
+                        where o.parent = $1 and o.network_id = $2 and o.from_height > p.from_height
+                          and pg_relation_size(o.name::regclass) > 0)
+     order by p.from_height desc limit 1";
+const PREPARE_TO_END: &str = "set local statement_timeout = 0; set local lock_timeout = '3s'";
+const IS_REBUILT: &str = "
+    select to_regclass('projection.transfers__shadow') is not null
+        or to_regclass('projection.transfers__old') is not null";
+const ENDS: &str = "
+    update raw.partitions set to_height = $4 where parent = $1 and network_id = $2 and from_height = $3";
 const MARK_INDEXED: &str = "
     update raw.partitions set indexed_at = now() where parent = $1 and network_id = $2 and from_height = $3";
 
@@ -276,6 +310,65 @@ impl Partitions {
         Ok(())
     }
 
+    /// Ends the partition that a network's transfers are written to, if it holds `full_bytes` or more, right above its
+    /// newest row; what comes next goes to a new one. Readers of the network's transfers wait while the old one is read
+    /// through. Says whether it did: not while a rebuild is under way or can be undone, which knows the partitions as
+    /// they were.
+    pub async fn begin_anew(
+        &self,
+        conn: &mut Conn,
+        network: NetworkId,
+        full_bytes: i64,
+        next: Next,
+    ) -> Result<bool, StoreError> {
+        let table = Table::Transfers;
+        let full: [Param<'_>; 4] = [&table.name(), &network.0, &full_bytes, &FULL_PART];
+        if conn.query_opt("look for a full partition", FULL, &full).await?.is_none() {
+            return Ok(false);
+        }
+        let tx = conn.tx().await?;
+        tx.batch("prepare to end a partition", PREPARE_TO_END).await?;
+        tx.query_one("lock the partitions", LOCK, &[&LOCK_KEY]).await?;
+        projection::lock_network(&tx, network).await?;
+        if tx.query_one("look for a rebuild", IS_REBUILT, &[]).await?.get(0) {
+            return Ok(false);
+        }
+        // Somebody may have been faster.
+        let Some(row) = tx.query_opt("look for a full partition", FULL, &full).await? else {
+            return Ok(false);
+        };
+        let partition = partition_of(&row, network)?;
+        let name = &partition.name;
+        let parent = format!("{}_{network}", table.name());
+        tx.batch("lock a network's partition", &format!("lock table {parent} in access exclusive mode"))
+            .await?;
+        let newest = format!("select max({}) from {name}", table.height_column());
+        let newest: Option<i64> = tx.query_one("look for the newest row", &newest, &[]).await?.get(0);
+        let Some(rest) = newest
+            .and_then(|newest| HeightRange::new(Height::from_i64(newest).plus(1), partition.range.to()))
+        else {
+            return Ok(false); // It is full to its end already.
+        };
+        let sql = format!(
+            "alter table {parent} detach partition {name};
+             alter table {parent} attach partition {name} for values from ({from}) to ({to})",
+            from = partition.range.from(),
+            to = rest.from(),
+        );
+        tx.batch("end a partition", &sql).await?;
+        let ended: [Param<'_>; 4] =
+            [&table.name(), &network.0, &partition.range.from().as_i64(), &rest.from().as_i64()];
+        tx.execute("note where a partition ends", ENDS, &ended).await?;
+        let name = create_leaf(&tx, table, network, rest).await?;
+        match next {
+            Next::Live => create_indexes(&tx, &Partition { table, network, name, range: rest }).await?,
+            Next::Backlog => {}
+        }
+        tx.commit().await?;
+        self.remember(table, network, |known| known.indexed = None);
+        Ok(true)
+    }
+
     fn known(&self, table: Table, network: NetworkId) -> Known {
         let known = self.known.lock().expect("nothing panics while holding this lock");
         known.get(&(table, network)).copied().unwrap_or_default()
@@ -320,6 +413,11 @@ pub async fn index_partition(conn: &mut Conn, partition: &Partition) -> Result<(
     // Sorting a whole partition takes as long as it takes.
     tx.batch("prepare to index", "set local statement_timeout = 0; set local maintenance_work_mem = '128MB'")
         .await?;
+    create_indexes(&tx, partition).await?;
+    tx.commit().await
+}
+
+async fn create_indexes(tx: &Tx<'_>, partition: &Partition) -> Result<(), StoreError> {
     for (suffix, columns) in partition.table.secondary_indexes() {
         let (_, table) = partition.name.split_once('.').unwrap_or(("", &partition.name));
         let sql = format!("create index if not exists {table}_{suffix} on {} {columns}", partition.name);
@@ -331,7 +429,7 @@ pub async fn index_partition(conn: &mut Conn, partition: &Partition) -> Result<(
         &[&partition.table.name(), &partition.network.0, &partition.range.from().as_i64()],
     )
     .await?;
-    tx.commit().await
+    Ok(())
 }
 
 /// Makes what is missing of `range`; gives the heights that exist around it. The caller holds the makers' lock.
@@ -417,7 +515,7 @@ async fn create_leaf(
     table: Table,
     network: NetworkId,
     range: HeightRange,
-) -> Result<(), StoreError> {
+) -> Result<String, StoreError> {
     let parent = format!("{}_{network}", table.name());
     let name = format!("{parent}_{:010}", range.from().0);
     let sql = format!(
@@ -433,7 +531,52 @@ async fn create_leaf(
         &[&table.name(), &network.0, &name, &range.from().as_i64(), &range.to().as_i64()],
     )
     .await?;
-    Ok(())
+    Ok(name)
+}
+
+// The partition of ledger.ownership_history that new rows go to ends nowhere.
+const NEWEST_HISTORY: &str = "
+    select c.oid::regclass::text, substring(pg_get_expr(c.relpartbound, c.oid) from '\\((.*)\\) TO '), n.number
+      from (select count(*) as number, sum(pg_relation_size(inhrelid))::bigint as bytes
+              from pg_inherits where inhparent = 'ledger.ownership_history'::regclass) n
+      cross join pg_inherits i
+      join pg_class c on c.oid = i.inhrelid
+     where i.inhparent = 'ledger.ownership_history'::regclass
+       and pg_get_expr(c.relpartbound, c.oid) like '% TO (MAXVALUE)'
+       and pg_relation_size(c.oid) >= greatest($1::bigint, n.bytes / $2::bigint)";
+
+/// Ends the newest partition of ledger.ownership_history, if it holds `full_bytes` or more, right after its newest row.
+/// All who write it wait while it is read through. Says whether it did.
+pub async fn begin_history_anew(conn: &mut Conn, full_bytes: i64) -> Result<bool, StoreError> {
+    if conn
+        .query_opt("look for a full partition", NEWEST_HISTORY, &[&full_bytes, &FULL_PART])
+        .await?
+        .is_none()
+    {
+        return Ok(false);
+    }
+    let tx = conn.tx().await?;
+    tx.batch("prepare to end a partition", PREPARE_TO_END).await?;
+    tx.query_one("lock the partitions", LOCK, &[&LOCK_KEY]).await?;
+    tx.batch("lock the history of balances", "lock table ledger.ownership_history in access exclusive mode")
+        .await?;
+    let row = tx.query_opt("look for a full partition", NEWEST_HISTORY, &[&full_bytes, &FULL_PART]).await?;
+    let Some(row) = row else { return Ok(false) }; // Somebody was faster.
+    let (name, from, number): (&str, &str, i64) = (row.get(0), row.get(1), row.get(2));
+    let newest = format!("select quote_literal(max(event_time) + interval '1 microsecond') from {name}");
+    let newest: Option<String> = tx.query_one("look for the newest row", &newest, &[]).await?.get(0);
+    let Some(to) = newest else { return Ok(false) };
+    let sql = format!(
+        "alter table ledger.ownership_history detach partition {name};
+         alter table ledger.ownership_history attach partition {name} for values from ({from}) to ({to});
+         create table ledger.ownership_history_{number:04}
+             (like ledger.ownership_history including defaults including constraints);
+         alter table ledger.ownership_history attach partition ledger.ownership_history_{number:04}
+             for values from ({to}) to (maxvalue)"
+    );
+    tx.batch("end a partition", &sql).await?;
+    tx.commit().await?;
+    Ok(true)
 }
 
 fn partition_of(row: &tokio_postgres::Row, network: NetworkId) -> Result<Partition, StoreError> {

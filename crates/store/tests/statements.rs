@@ -112,22 +112,25 @@ async fn every_statement_can_be_prepared() {
     migrate::run(&db).await.expect("migrates");
     let mut problems = String::new();
     let mut prepared = 0;
-    for file in sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
-        let text = std::fs::read_to_string(&file).expect("reads");
-        let all: Vec<Constant> = constants(&file, &text)
-            .into_iter()
-            .filter(|one| is_sql(&one.sql) && !is_template(&one.sql))
-            .collect();
+    let files: Vec<Vec<Constant>> = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"))
+        .iter()
+        .map(|file| {
+            let text = std::fs::read_to_string(file).expect("reads");
+            let all = constants(file, &text).into_iter();
+            all.filter(|one| is_sql(&one.sql) && !is_template(&one.sql)).collect()
+        })
+        .collect();
+    for all in &files {
         let (client, connection) = tokio_postgres::connect(&test.url, NoTls).await.expect("connects");
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(connection);
         client.batch_execute("begin").await.expect("begins");
-        for one in all.iter().filter(|one| makes_temp_tables(&one.sql)) {
+        for one in files.iter().flatten().filter(|one| makes_temp_tables(&one.sql)) {
             if let Err(error) = client.batch_execute(&one.sql).await {
                 complain(&mut problems, one, &error);
             }
         }
-        for one in &all {
+        for one in all {
             client.batch_execute("savepoint one").await.expect("a savepoint");
             let sql = as_select(&one.sql).unwrap_or_else(|| one.sql.clone());
             let several = sql.trim().trim_end_matches(';').contains(';');

@@ -11,6 +11,7 @@ mod worker;
 pub use apply::{Writers, apply_blocks};
 pub use worker::{HistoryOptions, HistoryProgress, HistoryWorker, SEGMENTS_MAX};
 
+use tidemark_model::OffsetDateTime;
 use tidemark_model::chain::{ChainAdapter, ParsedBlock, RawBlock};
 use tidemark_model::ids::{HeightRange, NetworkId};
 use tidemark_store::projection::built_last;
@@ -53,7 +54,7 @@ pub enum HistoryError {
     },
 }
 
-/// Builds the read models of a history that was put off ([`built_last`]), with a second connection if there is one.
+/// Builds or catches up the read models that were put off ([`built_last`]), with a second connection if there is one.
 /// `false`: not now, because something of the network is open or on its way to the projector.
 pub async fn show(conn: &mut Conn, mut second: Option<Conn>, network: NetworkId) -> Result<bool, StoreError> {
     if bulk::projector_lags(conn, network).await? {
@@ -74,7 +75,10 @@ pub async fn show(conn: &mut Conn, mut second: Option<Conn>, network: NetworkId)
         return Ok(false);
     }
     projection::lock_network(&tx, network).await?;
-    built_last::build(&tx, network, second.as_mut()).await?;
+    match progress.read_models_height {
+        Some(from) => built_last::catch_up(&tx, network, from, OffsetDateTime::now_utc()).await?,
+        None => built_last::build(&tx, network, second.as_mut()).await?,
+    }
     tx.commit().await?;
     tracing::info!(
         network_id = network.0,

@@ -9,10 +9,10 @@ use tidemark_model::chain::{ChainAdapter, ParsedBlock, RawBlock};
 use tidemark_model::ids::{Height, HeightRange, NetworkId};
 use tidemark_store::bulk::Progress;
 use tidemark_store::outbox::Emitter;
-use tidemark_store::partitions::{Partitions, Table, index_partition};
+use tidemark_store::partitions::{FULL_BYTES, Next, Partitions, Table, begin_history_anew, index_partition};
 use tidemark_store::projection::built_last;
 use tidemark_store::raw::{self, RawChunks, RawReader};
-use tidemark_store::{Conn, Db, Verdict, bulk, cursor, ledger};
+use tidemark_store::{Conn, Db, StoreError, Verdict, bulk, cursor, ledger};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -29,8 +29,8 @@ pub struct HistoryOptions {
     /// Records in one segment: enough to fold many movements of one pair into one row, few enough to stay
     /// well below the memory limit (about 700 bytes each while a segment is built).
     pub segment_records: usize,
-    /// A first history longer than this many blocks goes into the ledger without read models and secondary
-    /// indexes, which are built when it is done.
+    /// A history longer than this many blocks goes into the ledger without read models, which are built when it is
+    /// done; a first one also without secondary indexes.
     pub defer_above_blocks: u64,
     /// Or when the ledger has waited this long, all in all, for blocks to be read: then the node is what
     /// everything waits for, and owners can be shown as they come.
@@ -94,7 +94,14 @@ struct Pace {
     has_indexes: bool,
     /// Since when blocks above the ledger's head are in the way.
     blocked_since: Option<Instant>,
+    /// The node was what everything waited for: what is left of this backlog is shown as it comes.
+    is_shown_early: bool,
+    /// When large partitions were looked for.
+    partitions_at: Option<Instant>,
 }
+
+/// How often the partitions that are written to are looked at: a busy chain fills one in half an hour.
+const PARTITIONS_EVERY: Duration = Duration::from_secs(600);
 
 /// How long messages may take that lead up to blocks above the ledger's head.
 const MESSAGES_WAIT: Duration = Duration::from_secs(5);
@@ -217,6 +224,7 @@ impl HistoryWorker {
             now.available = available;
         });
         if progress.finalized != progress.head {
+            self.begin_partitions(pace, PARTITIONS_EVERY, Next::Live).await?;
             let is_moved = self.finish_live(progress.head, available).await?;
             // Who died between the last segment and its indexes finds live ahead of him.
             if !is_moved && !pace.has_indexes && progress.head >= finalized {
@@ -233,9 +241,11 @@ impl HistoryWorker {
             let is_done = progress.head >= finalized;
             let is_slow = progress.read_models_due && pace.waited >= self.options.defer_while_waiting;
             if is_done || is_slow {
-                self.finish_backlog(&progress).await?;
+                self.finish_backlog(&progress, pace).await?;
             }
+            pace.is_shown_early |= is_slow;
             if is_done {
+                pace.is_shown_early = false;
                 self.progress.send_modify(|now| now.idle = true);
             } else {
                 pace.waited += self.options.idle_wait;
@@ -251,17 +261,20 @@ impl HistoryWorker {
         }
         self.progress.send_modify(|now| now.idle = false);
         let backlog = u64::try_from(finalized - progress.head).unwrap_or(0);
-        if backlog >= self.options.defer_above_blocks {
+        if backlog >= self.options.defer_above_blocks && !pace.is_shown_early {
             let before_start = network.start_block.as_i64() - 1;
-            if built_last::put_off(&self.app.conn().await?, network.id, before_start).await? {
+            let mut conn = self.app.conn().await?;
+            if built_last::put_off(&mut conn, network.id, progress.head, before_start).await? {
                 pace.waited = Duration::ZERO;
                 tracing::info!(
                     network_id = network.id.0,
                     blocks = backlog,
                     action = "put_off_read_models",
-                    "Owners, assets and collections are shown when this first history is read."
+                    "Owners, assets and collections are shown when this history is read."
                 );
             }
+            drop(conn);
+            self.begin_partitions(pace, Duration::ZERO, Next::Backlog).await?;
             pace.has_indexes = false;
             let deferred = bulk::defer_indexes(&mut self.app.conn().await?).await?;
             if deferred > 0 {
@@ -396,14 +409,56 @@ impl HistoryWorker {
         Ok(())
     }
 
-    /// History is done for now: build what was deferred, so that readers find their rows and indexes.
-    async fn finish_backlog(&self, progress: &Progress) -> Result<(), HistoryError> {
+    /// History is done for now: build what was deferred, so that readers find their rows and indexes. What comes next
+    /// begins partitions of its own, if those of this history are large.
+    async fn finish_backlog(&self, progress: &Progress, pace: &mut Pace) -> Result<(), HistoryError> {
         let mut conn = self.app.conn().await?;
         let network = self.adapter.network().id;
         if progress.read_models_due && !show(&mut conn, self.app.spare_conn().await, network).await? {
             return Ok(()); // Not yet: look again.
         }
+        let every = if progress.read_models_due { Duration::ZERO } else { PARTITIONS_EVERY };
+        self.begin_partitions(pace, every, Next::Live).await?;
         self.restore_indexes(&mut conn, progress.head).await
+    }
+
+    /// Begins new partitions of transfers and of the history of balances where the newest are large, if that was not
+    /// looked at for so long. It is for speed alone: who cannot have the locks goes on and looks again later.
+    async fn begin_partitions(
+        &self,
+        pace: &mut Pace,
+        every: Duration,
+        next: Next,
+    ) -> Result<(), HistoryError> {
+        if pace.partitions_at.is_some_and(|at| at.elapsed() < every) {
+            return Ok(());
+        }
+        pace.partitions_at = Some(Instant::now());
+        let network = self.adapter.network().id;
+        let mut conn = self.app.conn().await?;
+        let begun = async {
+            let transfers = self.partitions.begin_anew(&mut conn, network, FULL_BYTES, next).await?;
+            let history = begin_history_anew(&mut conn, FULL_BYTES).await?;
+            Ok::<_, StoreError>((transfers, history))
+        };
+        match begun.await {
+            Ok((false, false)) => Ok(()),
+            Ok((transfers, history)) => {
+                tracing::info!(
+                    network_id = network.0,
+                    transfers,
+                    history,
+                    action = "begin_partitions",
+                    "What comes next is written to new partitions."
+                );
+                Ok(())
+            }
+            Err(error) if error.is_lock_timeout() => {
+                tracing::debug!(network_id = network.0, "Partitions are busy: looked at again later.");
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Builds the indexes that a first history did without, and those of the newest transfers.

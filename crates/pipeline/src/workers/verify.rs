@@ -50,14 +50,17 @@ pub async fn verify_slice(
             detail,
         }));
     }
-    let kept = digest::read(tx, network).await?;
-    let found = digest::recompute(tx, network, slice).await?;
-    for bucket in slice.buckets() {
-        let kept = kept.get(&bucket).copied().unwrap_or_default();
-        let found = found.get(&bucket).copied().unwrap_or_default();
-        if kept != found {
-            let detail = format!("bucket {bucket}: kept {}, the rows give {}", kept.0, found.0);
-            violations.push(Violation { check: "digest_equals_the_rows", asset: None, detail });
+    if let Some(buckets) = slice.buckets() {
+        let whole = if slice == Slice::All { slice } else { Slice::One(*buckets.start()) };
+        let kept = digest::read(tx, network).await?;
+        let found = digest::recompute(tx, network, whole).await?;
+        for bucket in buckets {
+            let kept = kept.get(&bucket).copied().unwrap_or_default();
+            let found = found.get(&bucket).copied().unwrap_or_default();
+            if kept != found {
+                let detail = format!("bucket {bucket}: kept {}, the rows give {}", kept.0, found.0);
+                violations.push(Violation { check: "digest_equals_the_rows", asset: None, detail });
+            }
         }
     }
     for violation in &violations {
@@ -66,12 +69,40 @@ pub async fn verify_slice(
     Ok(violations)
 }
 
-/// Pause between two slices; and how many times longer than the check itself it is at least, so that the
+/// Pause between two slices of 256; and how many times longer than the check itself it is at least, so that the
 /// check never takes more than a few percent of the database.
 const SLICE_EVERY: Duration = Duration::from_secs(10);
 const PAUSE_FACTOR: u32 = 20;
+/// A slice that takes longer than this is too wide: it has a core of its own, and live blocks need it.
+const SLICE_LONG: Duration = Duration::from_millis(100);
 /// A network that is further behind its chain than this is checked when it has caught up.
 const CATCHING_UP_BLOCKS: i64 = 1000;
+
+/// Which slice is next, and how wide: narrower where the ledger is large.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Turn {
+    /// First two bytes of its first id.
+    at: u16,
+    /// How many such pairs of bytes it takes; a power of two, so that none reaches into two buckets of the digest.
+    width: u16,
+}
+
+impl Turn {
+    fn slice(self) -> Slice {
+        Slice::Part(self.at, self.at | (self.width - 1))
+    }
+    /// The next one, after a slice that took this long.
+    fn after(self, took: Duration) -> Self {
+        let at = (self.at | (self.width - 1)).wrapping_add(1);
+        let width = match took {
+            long if long > SLICE_LONG => (self.width / 2).max(1),
+            // Twice as wide only where it may begin.
+            short if short < SLICE_LONG / 4 && at.is_multiple_of(self.width * 2) => (self.width * 2).min(256),
+            _ => self.width,
+        };
+        Self { at, width }
+    }
+}
 
 /// Checks the ledger of these networks slice by slice until told to stop. What is broken is logged, counted
 /// (`ledger_invariant_violations`, `ledger_invariant_violations_total`) and kept in quarantine for an
@@ -82,7 +113,7 @@ pub async fn keep_verifying(
     stop: CancellationToken,
 ) -> Result<(), WorkError> {
     // Processes that start together do not look at the same slice.
-    let mut slice = Uuid::new_v4().as_bytes()[0];
+    let mut turn = Turn { at: u16::from(Uuid::new_v4().as_bytes()[0]) << 8, width: 256 };
     // After a start the status may be as old as the last end: it tells how far the chain has gone soon enough.
     let mut pause = SLICE_EVERY;
     loop {
@@ -99,12 +130,16 @@ pub async fn keep_verifying(
             if bulk::is_catching_up(&db.conn().await?, network.id, CATCHING_UP_BLOCKS).await? {
                 continue;
             }
-            let found = check_one(&db, network, Slice::One(slice)).await?;
+            let found = check_one(&db, network, turn.slice()).await?;
             metrics::gauge!("ledger_invariant_violations", "network" => network.id.to_string())
                 .set(u32::try_from(found.len()).map_or(f64::MAX, f64::from));
         }
-        slice = slice.wrapping_add(u8::from(ready));
-        pause = SLICE_EVERY.max(started.elapsed() * PAUSE_FACTOR);
+        let took = started.elapsed();
+        if ready {
+            turn = turn.after(took);
+        }
+        // Narrow slices come more often: a round takes as long as before, unless that is too much.
+        pause = (SLICE_EVERY * u32::from(turn.width) / 256).max(took * PAUSE_FACTOR);
     }
 }
 
@@ -136,4 +171,46 @@ async fn keep(tx: &Tx<'_>, network: NetworkId, violations: &[Violation]) -> Resu
         })
         .collect();
     checks::set_aside(tx, network, &ids, &broken).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the database takes for them: together the slices are everything, each once, and no digest is left out.
+    #[test]
+    fn turns_cover_everything_without_overlap() {
+        let long = SLICE_LONG * 2;
+        for pattern in
+            [&[Duration::ZERO][..], &[long], &[long, long, long, Duration::ZERO], &[SLICE_LONG / 2]]
+        {
+            let mut turn = Turn { at: 0, width: 256 };
+            let (mut next, mut buckets) = (0_u32, Vec::new());
+            for took in pattern.iter().cycle() {
+                let Slice::Part(first, last) = turn.slice() else { panic!("a part") };
+                assert_eq!(u32::from(first), next, "{turn:?}");
+                assert_eq!(first >> 8, last >> 8, "it stays in one bucket");
+                buckets.extend(turn.slice().buckets().into_iter().flatten());
+                next = u32::from(last) + 1;
+                if next > u32::from(u16::MAX) {
+                    break;
+                }
+                turn = turn.after(*took);
+            }
+            assert_eq!(buckets, (0..=u8::MAX).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_slow_ledger_is_checked_in_narrow_slices_and_a_quick_one_in_wide_ones() {
+        let mut turn = Turn { at: 0, width: 256 };
+        for _ in 0..20 {
+            turn = turn.after(SLICE_LONG * 2);
+        }
+        assert_eq!(turn.width, 1);
+        for _ in 0..2_000 {
+            turn = turn.after(Duration::ZERO);
+        }
+        assert_eq!(turn.width, 256);
+    }
 }

@@ -187,9 +187,9 @@ async fn what_stands_above_the_head_makes_way_for_history() {
 async fn live_waits_while_a_first_history_is_not_shown() {
     let world = World::new().await;
     let mint = single(1, 5, None, Some("a"));
-    let conn = world.db.conn().await.expect("connects");
+    let mut conn = world.db.conn().await.expect("connects");
     bulk::ensure_progress(&conn, NETWORK, Height(0)).await.expect("progress");
-    assert!(built_last::put_off(&conn, NETWORK, -1).await.expect("puts off"));
+    assert!(built_last::put_off(&mut conn, NETWORK, -1, -1).await.expect("puts off"));
     drop(conn);
     world.segment(0, 3, &[mint.at(block(2, 0))]).await.expect("applies");
     let moved = single(2, 5, Some("a"), Some("b"));

@@ -10,6 +10,7 @@ use tidemark_pipeline::workers::{
     BlockInput, BlockOutcome, Cause, Openings, WorkError, advance_finality, handle_reorg, prepare,
     process_block, take_back_above_head,
 };
+use tidemark_store::projection::built_last;
 use tidemark_store::{Conn, Db, Tx, bulk, ledger};
 use time::OffsetDateTime;
 
@@ -130,6 +131,11 @@ impl Lane {
                 0 => Ok((Step::Waits, "history waits for messages".to_owned())),
                 _ => self.take_back(ground, kill).await,
             };
+        }
+        // Now and then what follows is shown at its end, on top of what is shown already.
+        if most.is_multiple_of(4) {
+            let before_start = self.chain.network.start_block.as_i64() - 1;
+            built_last::put_off(&mut conn, network, progress.head, before_start).await.map_err(text)?;
         }
         let range = HeightRange::inclusive(next, Height::from_i64(last)).expect("not empty");
         let blocks = self.segment(range);

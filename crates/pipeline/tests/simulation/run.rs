@@ -44,9 +44,9 @@ pub(crate) async fn run(ground: &Ground, seed: u64, trace: &mut Trace) -> Result
         settle(&ground.db, &lane.chain.network).await.map_err(text)?;
         settle(&ground.replay, &lane.chain.network).await.map_err(text)?;
         if random.random_bool(0.4) {
-            let conn = ground.db.conn().await.map_err(text)?;
-            let before_start = lane.chain.network.start_block.as_i64() - 1;
-            built_last::put_off(&conn, lane.chain.network.id, before_start).await.map_err(text)?;
+            let mut conn = ground.db.conn().await.map_err(text)?;
+            let head = lane.chain.network.start_block.as_i64() - 1;
+            built_last::put_off(&mut conn, lane.chain.network.id, head, head).await.map_err(text)?;
             trace.note(lane, "is shown when its history is read".to_owned());
         }
     }

@@ -1,22 +1,57 @@
-//! The read models of a network whose first history is long: nothing is kept of them while the ledger is filled, and
-//! all of it is built from the ledger at once when that is done (`ledger.network_progress.read_models_due`).
+//! The read models of a network whose history is long: nothing is kept of them while the ledger is filled
+//! (`ledger.network_progress.read_models_due`). When that is done, those of a first history are all built from the
+//! ledger, and those of a backlog on top of what was shown before (`read_models_height`) are caught up: what its
+//! transfers touched is compared with the ledger and merged, once for all of it, in the order of the keys.
 //! transfers and block_cards are not among them: history appends those as it goes.
 //!
-//! Built twice is built once: each table forgets what it has of the network first.
+//! Built twice is built once: each table forgets what it has of the network first. Catching up is one transaction.
 
+use tidemark_model::OffsetDateTime;
 use tidemark_model::ids::NetworkId;
 
 use super::truth::{account_truth, card_truth, holder_truth, stats_truth};
-use crate::db::{Conn, StoreError, Tx};
+use crate::bulk;
+use crate::db::{Conn, Param, StoreError, Tx};
 
 const PUT_OFF: &str = "
-    update ledger.network_progress set read_models_due = true
-     where network_id = $1 and head_height = $2 and not read_models_due";
+    update ledger.network_progress
+       set read_models_due = true, read_models_height = case when head_height > $3 then head_height end
+     where network_id = $1 and head_height = $2 and finalized_height = $2 and not read_models_due";
 
-/// From now on segments of history leave the read models of this network alone. Does nothing, and says so, if the
-/// network's ledger is not at its very beginning.
-pub async fn put_off(conn: &Conn, network: NetworkId, before_start: i64) -> Result<bool, StoreError> {
-    Ok(conn.execute("put the read models off", PUT_OFF, &[&network.0, &before_start]).await? > 0)
+/// From now on segments of history leave the read models of this network alone. The caller saw its ledger at `head`
+/// with nothing open and nothing on its way to the projector; does nothing, and says so, if it moved since, or if they
+/// are put off already. `before_start`: the head of a ledger that has nothing yet.
+pub async fn put_off(
+    conn: &mut Conn,
+    network: NetworkId,
+    head: i64,
+    before_start: i64,
+) -> Result<bool, StoreError> {
+    let tx = conn.tx().await?;
+    bulk::lock_progress(&tx, network).await?;
+    super::lock_network(&tx, network).await?;
+    let params: [Param<'_>; 3] = [&network.0, &head, &before_start];
+    let is_put_off = tx.execute("put the read models off", PUT_OFF, &params).await? > 0;
+    tx.commit().await?;
+    Ok(is_put_off)
+}
+
+const BEHIND: &str = "
+    select network_id from ledger.network_progress where read_models_height is not null order by 1 limit 1";
+
+/// Refuses to touch read models as a whole while those of a network wait to be caught up: what is added to them then
+/// counts from where they stand. The caller holds the lock of all projections ([`super::lock_all`]).
+pub(super) async fn refuse_while_behind(tx: &Tx<'_>) -> Result<(), StoreError> {
+    match tx.query_opt("look for read models that are behind", BEHIND, &[]).await? {
+        Some(row) => Err(StoreError::NotNow {
+            what: format!(
+                "network {} catches up with its chain, and its read models come after",
+                row.get::<_, i32>(0)
+            ),
+            hint: "try again when `tidemark status` shows it at its head",
+        }),
+        None => Ok(()),
+    }
 }
 
 // Statistics may be missing for tables that were empty a minute ago: whatever the planner thinks, these are joins
@@ -85,7 +120,8 @@ const BUILT: &str = "
         insert into app.indexing_checkpoints (worker_name, network_id, height)
         select 'projector', network_id, head_height from ledger.network_progress where network_id = $1
         on conflict (worker_name, network_id) do update set height = excluded.height, updated_at = now())
-    update ledger.network_progress set read_models_due = false where network_id = $1 returning head_height";
+    update ledger.network_progress set read_models_due = false, read_models_height = null
+     where network_id = $1 returning head_height";
 
 /// Builds the read models that were put off, and lets live go on. The caller's transaction holds the locks of the
 /// network's ledger and projections, and nothing of the network is open. With a second connection the two
@@ -112,8 +148,113 @@ pub async fn build(tx: &Tx<'_>, network: NetworkId, second: Option<&mut Conn>) -
     }
     tx.execute("forget collection statistics", FORGET_STATS, &[&network.0]).await?;
     tx.execute("build collection statistics", BUILD_STATS, &[&network.0]).await?;
+    built(tx, network).await
+}
+
+async fn built(tx: &Tx<'_>, network: NetworkId) -> Result<(), StoreError> {
     let row = tx.query_one("note that read models are built", BUILT, &[&network.0]).await?;
     super::move_watermark(tx, network, row.get(0), None).await
+}
+
+/// Transfers of network $1 that the read models have not seen: above $2.
+macro_rules! unseen {
+    () => {
+        "projection.transfers t where t.network_id = $1 and t.height > $2 and not t.is_reverted"
+    };
+}
+
+const CREATE_UNSEEN: &str = "
+    create temp table if not exists seg_pairs (
+        asset_id uuid not null, account_id uuid not null, collection_id uuid not null) on commit delete rows";
+const UNSEEN_PAIRS: &str = concat!(
+    "insert into seg_pairs (asset_id, account_id, collection_id)
+     select distinct t.asset_id, s.account_id, t.collection_id
+       from (select * from ",
+    unseen!(),
+    ") t cross join lateral (values (t.from_account), (t.to_account)) s (account_id)
+      where s.account_id is not null
+      order by 1, 2"
+);
+const COUNT_UNSEEN: &str = "analyze seg_pairs";
+// A row of nothing that is still there goes, like one that became empty.
+const COMPARE_PAIRS: &str = "
+    insert into seg_merge (asset_id, account_id, collection_id, net, low, old, at)
+    select p.asset_id, p.account_id, p.collection_id, coalesce(c.qty, 0) - coalesce(v.qty, 0), 0, v.qty, v.ctid
+      from seg_pairs p
+      left join ledger.ownership_current c on c.asset_id = p.asset_id and c.account_id = p.account_id
+      left join projection.ownership_view v on v.asset_id = p.asset_id and v.account_id = p.account_id
+     where coalesce(c.qty, 0) <> coalesce(v.qty, 0) or v.qty = 0
+     order by p.asset_id, p.account_id";
+// Nothing of the network is open: what the catalog says of an asset is what its card must say.
+const COMPARE_ASSETS: &str = concat!(
+    "insert into seg_assets_merge (asset_id, collection_id, token_id, standard, supply, first_seen, first_height,
+         last_height, partial, old_supply, is_burned, high, at)
+     select a.id, a.collection_id, a.token_id_raw, a.standard_id, a.supply - coalesce(o.supply, 0), a.created_at,
+            a.first_seen_block, x.height, a.history = 'partial', o.supply,
+            a.supply = 0 and a.is_burned and not (a.is_fungible_class and a.history = 'partial'), 0, o.ctid
+       from (select t.asset_id, max(t.height) as height from ",
+    unseen!(),
+    "         group by t.asset_id) x
+       join catalog.assets a on a.id = x.asset_id
+       left join projection.asset_cards o on o.asset_id = x.asset_id
+      order by a.id"
+);
+const UNSEEN_ACCOUNTS: &str = concat!(
+    "insert into seg_accounts_merge (account_id, address, first_seen, last_seen, transfers)
+     select a.id, a.address_normalized, a.first_seen_at, greatest(a.first_seen_at, x.seen), x.transfers
+       from (select s.account_id, count(*) as transfers, max(t.event_time) as seen
+               from (select * from ",
+    unseen!(),
+    ") t cross join lateral (values (t.from_account), (nullif(t.to_account, t.from_account))) s (account_id)
+              where s.account_id is not null
+              group by s.account_id) x
+       join ledger.accounts a on a.id = x.account_id
+      order by a.id"
+);
+const UNSEEN_COLLECTIONS: &str = concat!(
+    "insert into seg_collections (collection_id, contract_id, address, standard, first_seen, first_height, last_height,
+         transfers)
+     select c.id, c.contract_id, n.address_normalized, n.standard_id, c.created_at, 0, x.height, x.transfers
+       from (select t.collection_id, max(t.height) as height, count(*) as transfers from ",
+    unseen!(),
+    "         group by t.collection_id) x
+       join catalog.collections c on c.id = x.collection_id
+       join catalog.contracts n on n.id = c.contract_id
+      order by c.id"
+);
+// Of a collection that is new here nobody could say yet what its contract turned out to be.
+const RELIABILITY: &str = "
+    update projection.collection_stats s
+       set reliability = n.reliability, unreliable_reason = n.unreliable_reason
+      from seg_collections c join catalog.contracts n on n.id = c.contract_id
+     where s.collection_id = c.collection_id
+       and (s.reliability, s.unreliable_reason) is distinct from (n.reliability, n.unreliable_reason)";
+// How many keys there are is known by now, and whether they are most of a table or few of it.
+const PREPARE_TO_CATCH_UP: &str = "
+    set local statement_timeout = 0; set local idle_in_transaction_session_timeout = 0;
+    set local plan_cache_mode = force_custom_plan; set local work_mem = '64MB'";
+
+/// Brings read models that stand at `from` to the ledger's head. The caller's transaction holds the locks of the network's
+/// ledger and projections, and nothing of the network is open.
+pub async fn catch_up(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    from: i64,
+    now: OffsetDateTime,
+) -> Result<(), StoreError> {
+    let unseen: [Param<'_>; 2] = [&network.0, &from];
+    bulk::create_merge_tables(tx).await?;
+    tx.batch("create the table of unseen pairs", CREATE_UNSEEN).await?;
+    tx.batch("prepare to catch up read models", PREPARE_TO_CATCH_UP).await?;
+    tx.execute("list unseen pairs", UNSEEN_PAIRS, &unseen).await?;
+    tx.batch("count unseen pairs", COUNT_UNSEEN).await?;
+    tx.execute("compare holdings", COMPARE_PAIRS, &[]).await?;
+    tx.execute("compare asset cards", COMPARE_ASSETS, &unseen).await?;
+    tx.execute("count unseen transfers of accounts", UNSEEN_ACCOUNTS, &unseen).await?;
+    tx.execute("count unseen transfers of collections", UNSEEN_COLLECTIONS, &unseen).await?;
+    bulk::merge_read_models(tx, network, now).await?;
+    tx.execute("show unreliable contracts", RELIABILITY, &[]).await?;
+    built(tx, network).await
 }
 
 async fn build_owners(tx: &Tx<'_>, network: NetworkId) -> Result<(), StoreError> {

@@ -449,7 +449,7 @@ pub struct OwnershipKeys {
     pub events: Vec<Uuid>,
     /// These rows: (asset, account), and the asset's collection.
     pub pairs: BTreeMap<(Uuid, Uuid), Uuid>,
-    /// Rows of these assets that depend on something above finality.
+    /// Rows of these assets that depend on something above finality, or did: those that positions name.
     pub open_assets: Vec<Uuid>,
     /// The line below which the ledger is final now, where it moves. Rows of what is between the read models' line and
     /// this one: those that are empty go, and those that still have something open say how much of them is final.
@@ -486,10 +486,13 @@ const REBUILD_OWNERSHIP: &str = concat!(
                  cross join lateral (values (d.from_account_id), (d.to_account_id)) s(account_id)
                  where d.normalized_event_id = any($1::uuid[]) and s.account_id is not null
                 union all
-                select asset_id, account_id, collection_id from projection.ownership_view
-                 where asset_id = any($4::uuid[])
-                   and open_height > coalesce((select l.height from projection.finality_lines l
-                                                where l.network_id = $6), -1)
+                select p.asset_id, s.account_id, null
+                  from projection.transfer_positions p
+                 cross join lateral (values (p.from_account), (p.to_account)) s(account_id)
+                 where cardinality($4::uuid[]) > 0 and p.network_id = $6 and s.account_id is not null
+                   and (p.asset_id in (select x from unnest($4) x)) is true -- Hashed; `any` is read through.
+                   and p.height > coalesce((select l.height from projection.finality_lines l
+                                             where l.network_id = $6), -1)
                 union all
                 select asset_id, account_id, null from ledger.unfinalized_deltas where asset_id = any($4)
                 union all

@@ -292,6 +292,10 @@ async fn indexes(tx: &Tx<'_>, table: &str) -> Result<Vec<Index>, StoreError> {
         .collect())
 }
 
+const SETTINGS: &str = "
+    select array_to_string(reloptions, ', ') from pg_class
+     where relname = $1 and relnamespace = 'projection'::regnamespace";
+
 /// Makes the tables `X__shadow` that are not there yet, with X's partitions and indexes.
 async fn grow_shadow(tx: &Tx<'_>, plan: &Plan) -> Result<(), StoreError> {
     let there: Vec<String> = match exists(tx, &format!("{}__shadow", plan.table)).await? {
@@ -316,6 +320,11 @@ async fn grow_shadow(tx: &Tx<'_>, plan: &Plan) -> Result<(), StoreError> {
             ),
         };
         tx.batch("make a shadow table", &sql).await?;
+        let settings = tx.query_one("read a table's settings", SETTINGS, &[&branch.name]).await?;
+        if let Some(settings) = settings.get::<_, Option<String>>(0) {
+            let sql = format!("alter table projection.{shadow} set ({settings})");
+            tx.batch("set up a shadow table", &sql).await?;
+        }
         let made: Vec<String> = indexes(tx, &shadow).await?.into_iter().map(|one| one.definition).collect();
         for index in indexes(tx, &branch.name).await? {
             if index.is_own && !made.contains(&index.definition) {
@@ -376,6 +385,7 @@ async fn unwatch(tx: &Tx<'_>, plan: &Plan, table: &str) -> Result<(), StoreError
 pub async fn begin(tx: &Tx<'_>, name: ProjectionName) -> Result<(), StoreError> {
     let plan = name.plan();
     super::lock_all(tx).await?;
+    super::built_last::refuse_while_behind(tx).await?;
     patient(tx).await?;
     unwatch(tx, plan, plan.table).await?;
     let table = plan.table;
@@ -515,6 +525,7 @@ fn equal(plan: &Plan, left: &str, right: &str) -> String {
 pub async fn swap(tx: &Tx<'_>, name: ProjectionName) -> Result<Differences, StoreError> {
     let plan = name.plan();
     super::lock_all(tx).await?;
+    super::built_last::refuse_while_behind(tx).await?;
     patient(tx).await?;
     grow_shadow(tx, plan).await?;
     catch_up(tx, plan, "shadow").await?;
@@ -604,6 +615,7 @@ async fn change_names(tx: &Tx<'_>, plan: &Plan, coming: &str, away: &str) -> Res
 pub async fn undo(tx: &Tx<'_>, name: ProjectionName) -> Result<bool, StoreError> {
     let plan = name.plan();
     super::lock_all(tx).await?;
+    super::built_last::refuse_while_behind(tx).await?;
     patient(tx).await?;
     if !exists(tx, &format!("{}__old", plan.table)).await? {
         return Ok(false);
@@ -655,6 +667,7 @@ pub async fn outdated(conn: &Conn) -> Result<Vec<ProjectionName>, StoreError> {
 pub async fn forget(tx: &Tx<'_>, name: ProjectionName) -> Result<(), StoreError> {
     let plan = name.plan();
     super::lock_all(tx).await?;
+    super::built_last::refuse_while_behind(tx).await?;
     patient(tx).await?;
     unwatch(tx, plan, plan.table).await?;
     let table = plan.table;

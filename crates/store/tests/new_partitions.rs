@@ -1,0 +1,178 @@
+//! Where the newest partition is large, what comes next gets a new one; nobody who reads or writes can tell.
+
+use std::collections::HashMap;
+
+use tidemark_model::ids::{AssetId, Height, HeightRange, NetworkId};
+use tidemark_model::redact::RedactedUrl;
+use tidemark_store::ownership::{AsOf, owners_at};
+use tidemark_store::partitions::{Next, PartitionSizes, Partitions, Table, begin_history_anew};
+use tidemark_store::{Conn, Db, DbOptions};
+use tidemark_testkit::pg::TestDb;
+use uuid::Uuid;
+
+const NETWORK: NetworkId = NetworkId(11);
+/// One byte is enough to be full.
+const FULL: i64 = 1;
+
+async fn database() -> (TestDb, Db) {
+    let test = TestDb::new().await.expect("a database");
+    let db = Db::open(&RedactedUrl::parse(&test.url).expect("a URL"), &DbOptions::default()).expect("a pool");
+    (test, db)
+}
+
+fn partitions() -> Partitions {
+    Partitions::new(PartitionSizes { transfers: 1_000, ..PartitionSizes::default() }, HashMap::new())
+}
+
+fn heights(from: u64, to: u64) -> HeightRange {
+    HeightRange::new(Height(from), Height(to)).expect("not empty")
+}
+
+async fn add_transfers(conn: &Conn, from: i64, to: i64) {
+    let sql = "
+        insert into projection.transfers (network_id, height, event_index, sub_index, event_id, kind, asset_id,
+            collection_id, to_account, qty, tx_hash, block_hash, event_time, is_reverted)
+        select 11, h, 0, 0, gen_random_uuid(), 'mint', gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), 1,
+               '\\x01', '\\x02', now(), false
+          from generate_series($1::bigint, $2::bigint - 1) h";
+    conn.execute("add transfers", sql, &[&from, &to]).await.expect("the partition takes them");
+}
+
+/// Registered partitions of transfers: from, to, whether indexed, rows, indexes.
+async fn there(conn: &Conn) -> Vec<(i64, i64, bool, i64, i64)> {
+    let rows = conn
+        .query(
+            "list",
+            "select p.from_height, p.to_height, p.indexed_at is not null,
+                    (select count(*) from projection.transfers t where t.tableoid = p.name::regclass),
+                    (select count(*) from pg_index x where x.indrelid = p.name::regclass)
+               from raw.partitions p where p.parent = 'projection.transfers' order by 1",
+            &[],
+        )
+        .await
+        .expect("lists");
+    rows.iter().map(|row| (row.get(0), row.get(1), row.get(2), row.get(3), row.get(4))).collect()
+}
+
+#[tokio::test]
+async fn a_full_partition_of_transfers_ends_above_its_newest_row() {
+    let (_test, db) = database().await;
+    let mut conn = db.conn().await.expect("connects");
+    // Another process that knows the partitions as they were.
+    let (ours, others) = (partitions(), partitions());
+    for one in [&ours, &others] {
+        one.ensure_transfers(&mut conn, NETWORK, heights(0, 100)).await.expect("makes");
+        one.ensure_indexed(&mut conn, &[Table::Transfers], NETWORK, Height(0)).await.expect("indexes");
+    }
+    assert!(!ours.begin_anew(&mut conn, NETWORK, FULL, Next::Live).await.expect("looks"), "nothing is there");
+    add_transfers(&conn, 0, 120).await;
+    assert!(
+        !ours.begin_anew(&mut conn, NETWORK, 1 << 30, Next::Live).await.expect("looks"),
+        "it is not full"
+    );
+    assert!(ours.begin_anew(&mut conn, NETWORK, FULL, Next::Live).await.expect("begins"));
+    assert_eq!(there(&conn).await, [(0, 120, true, 120, 5), (120, 1_000, true, 0, 5)]);
+    assert!(
+        !ours.begin_anew(&mut conn, NETWORK, FULL, Next::Live).await.expect("looks"),
+        "there is no room to give away"
+    );
+    for one in [&ours, &others] {
+        one.ensure_transfers(&mut conn, NETWORK, heights(110, 140)).await.expect("is there");
+        one.ensure_indexed(&mut conn, &[Table::Transfers], NETWORK, Height(130)).await.expect("is indexed");
+    }
+    add_transfers(&conn, 120, 300).await;
+    assert!(others.begin_anew(&mut conn, NETWORK, FULL, Next::Backlog).await.expect("begins"));
+    assert_eq!(
+        there(&conn).await,
+        [(0, 120, true, 120, 5), (120, 300, true, 180, 5), (300, 1_000, false, 0, 1)]
+    );
+    others.ensure_indexed(&mut conn, &[Table::Transfers], NETWORK, Height(310)).await.expect("indexes");
+    assert_eq!(there(&conn).await[2], (300, 1_000, true, 0, 5));
+    // And on into the next of the usual size.
+    ours.ensure_transfers(&mut conn, NETWORK, heights(990, 1_010)).await.expect("makes");
+    add_transfers(&conn, 990, 1_010).await;
+    assert_eq!(there(&conn).await.iter().map(|one| one.3).sum::<i64>(), 320);
+}
+
+#[tokio::test]
+async fn a_partition_does_not_end_while_a_rebuild_knows_it() {
+    let (_test, db) = database().await;
+    let mut conn = db.conn().await.expect("connects");
+    let partitions = partitions();
+    partitions.ensure_transfers(&mut conn, NETWORK, heights(0, 100)).await.expect("makes");
+    add_transfers(&conn, 0, 50).await;
+    for left in ["transfers__shadow", "transfers__old"] {
+        conn.batch("leave", &format!("create table projection.{left} ()")).await.expect("leaves");
+        assert!(!partitions.begin_anew(&mut conn, NETWORK, FULL, Next::Live).await.expect("looks"));
+        conn.batch("forget", &format!("drop table projection.{left}")).await.expect("forgets");
+    }
+    assert!(partitions.begin_anew(&mut conn, NETWORK, FULL, Next::Live).await.expect("begins"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_at_once_begin_one() {
+    let (_test, db) = database().await;
+    let mut conn = db.conn().await.expect("connects");
+    partitions().ensure_transfers(&mut conn, NETWORK, heights(0, 100)).await.expect("makes");
+    add_transfers(&conn, 0, 50).await;
+    add_history(&conn, 0, 50).await;
+    drop(conn);
+    let begin = async || {
+        let mut conn = db.conn().await.expect("connects");
+        let transfers = partitions().begin_anew(&mut conn, NETWORK, FULL, Next::Live).await.expect("looks");
+        let history = begin_history_anew(&mut conn, FULL).await.expect("looks");
+        (transfers, history)
+    };
+    let (one, other) = tokio::join!(begin(), begin());
+    assert!(one.0 ^ other.0, "{one:?} {other:?}");
+    assert!(one.1 ^ other.1, "{one:?} {other:?}");
+}
+
+const ASSET: AssetId = AssetId(Uuid::from_u128(5));
+
+/// One unit of an asset for a new account at each height.
+async fn add_history(conn: &Conn, from: i64, to: i64) {
+    let sql = "
+        insert into ledger.ownership_history (asset_id, account_id, network_id, block_number, event_index, qty_delta,
+            event_time, normalized_event_id, leg)
+        select $3, gen_random_uuid(), 11, h, 0, 1, '2026-01-01'::timestamptz + h * interval '1 second',
+               gen_random_uuid(), 1
+          from generate_series($1::bigint, $2::bigint - 1) h";
+    conn.execute("add history", sql, &[&from, &to, &ASSET.0]).await.expect("a partition takes them");
+}
+
+/// Rows and valid indexes of each partition of the history of balances, by name.
+async fn pieces(conn: &Conn) -> Vec<(i64, i64)> {
+    let rows = conn
+        .query(
+            "list",
+            "select (select count(*) from ledger.ownership_history h where h.tableoid = i.inhrelid),
+                    (select count(*) from pg_index x where x.indrelid = i.inhrelid and x.indisvalid)
+               from pg_inherits i where i.inhparent = 'ledger.ownership_history'::regclass
+              order by i.inhrelid::regclass::text",
+            &[],
+        )
+        .await
+        .expect("lists");
+    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+#[tokio::test]
+async fn a_full_partition_of_the_history_ends_after_its_newest_row() {
+    let (_test, db) = database().await;
+    let mut conn = db.conn().await.expect("connects");
+    assert!(!begin_history_anew(&mut conn, FULL).await.expect("looks"), "nothing is there");
+    add_history(&conn, 0, 100).await;
+    assert!(!begin_history_anew(&mut conn, 1 << 30).await.expect("looks"), "it is not full");
+    assert!(begin_history_anew(&mut conn, FULL).await.expect("begins"));
+    assert_eq!(pieces(&conn).await, [(100, 2), (0, 2)]);
+    assert!(!begin_history_anew(&mut conn, FULL).await.expect("looks"), "the newest is empty");
+    // What another network says of an earlier time goes to where its time is.
+    add_history(&conn, 90, 110).await;
+    assert_eq!(pieces(&conn).await, [(110, 2), (10, 2)]);
+    assert!(begin_history_anew(&mut conn, FULL).await.expect("begins"));
+    add_history(&conn, 110, 130).await;
+    assert_eq!(pieces(&conn).await, [(110, 2), (10, 2), (20, 2)]);
+    let owners = owners_at(&conn, ASSET, AsOf::Height(Height(125))).await.expect("reads");
+    assert_eq!(owners.len(), 100 + 20 + 16);
+}

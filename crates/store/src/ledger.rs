@@ -483,7 +483,7 @@ pub struct Progress {
     pub reported: i64,
     /// Applied in bulk, without claims, up to here.
     pub history: i64,
-    /// A first long history is not shown yet: live waits ([`crate::projection::built_last`]).
+    /// A long history is not shown yet: live waits ([`crate::projection::built_last`]).
     pub read_models_due: bool,
 }
 

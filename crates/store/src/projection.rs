@@ -1,7 +1,7 @@
 //! projection.*: what the projectors write.
 //!
 //! - this file: the projector's lock, block cards, network status, activity
-//! - [`built_last`]: a first long history shown at once
+//! - [`built_last`]: a long history shown at once
 //! - [`live`]: recomputation by key and the differences it makes to the aggregates
 //! - [`truth`]: what each table must hold, as SQL used by every path
 //! - [`shadow`]: building a table beside the live one, comparing, swapping, undoing

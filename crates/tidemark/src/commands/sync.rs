@@ -259,14 +259,13 @@ impl Goals {
         })
     }
 
-    /// Blocks done and wanted over all networks. A first long history is projected at its end: until then what the
-    /// ledger has counts.
+    /// Blocks done and wanted over all networks. What the ledger has counts: a long history is projected at its end.
     fn blocks(&self, app: &[AppProgress]) -> (u64, u64) {
         let mut all = (0, 0);
         for goal in &self.0 {
             let Some(height) = goal.height else { continue };
             let line = app.iter().find(|line| line.network_id == goal.network_id);
-            let done = line.and_then(|line| line.projected.or(line.normalized)).unwrap_or(-1).min(height);
+            let done = line.and_then(|line| line.normalized.max(line.projected)).unwrap_or(-1).min(height);
             let count = |to: i64| u64::try_from(to - goal.start + 1).unwrap_or(0);
             all = (all.0 + count(done), all.1 + count(height));
         }
@@ -329,6 +328,8 @@ mod tests {
         assert_eq!(goals.blocks(&app(0, 19)), (10, 31));
         let unshown = AppProgress { normalized: Some(29), projected: None, ..app(0, 0)[0].clone() };
         assert_eq!(goals.blocks(&[unshown]), (20, 31), "read, and shown at the end");
+        let on_top = AppProgress { normalized: Some(29), projected: Some(15), ..app(0, 0)[0].clone() };
+        assert_eq!(goals.blocks(&[on_top]), (20, 31), "likewise on top of what is shown");
         assert!(goals.reached(&app(40, 40)));
     }
 }

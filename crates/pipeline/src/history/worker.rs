@@ -417,9 +417,10 @@ impl HistoryWorker {
         if progress.read_models_due && !show(&mut conn, self.app.spare_conn().await, network).await? {
             return Ok(()); // Not yet: look again.
         }
+        drop(conn); // Who holds one and waits for another keeps a thousand networks from ending.
         let every = if progress.read_models_due { Duration::ZERO } else { PARTITIONS_EVERY };
         self.begin_partitions(pace, every, Next::Live).await?;
-        self.restore_indexes(&mut conn, progress.head).await
+        self.restore_indexes(&mut self.app.conn().await?, progress.head).await
     }
 
     /// Begins new partitions of transfers and of the history of balances where the newest are large, if that was not

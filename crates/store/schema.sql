@@ -373,7 +373,8 @@ CREATE TABLE catalog.assets (
     current_metadata_version_id uuid,
     created_at timestamp with time zone NOT NULL,
     CONSTRAINT assets_history_check CHECK ((history = ANY (ARRAY['complete'::text, 'partial'::text])))
-);
+)
+WITH (fillfactor='85');
 
 CREATE TABLE catalog.collections (
     id uuid NOT NULL,
@@ -779,7 +780,8 @@ CREATE TABLE projection.account_summaries (
     first_seen_at timestamp with time zone NOT NULL,
     last_seen_at timestamp with time zone NOT NULL,
     updated_at timestamp with time zone NOT NULL
-);
+)
+WITH (fillfactor='80');
 
 CREATE TABLE projection.asset_cards (
     asset_id uuid NOT NULL,
@@ -800,7 +802,8 @@ CREATE TABLE projection.asset_cards (
     last_height bigint NOT NULL,
     updated_at timestamp with time zone NOT NULL,
     open_height bigint
-);
+)
+WITH (fillfactor='90');
 
 COMMENT ON COLUMN projection.asset_cards.finality_status IS 'as it was when the row was written: cards_now says what it is now';
 
@@ -916,7 +919,8 @@ CREATE TABLE projection.ownership_view (
     finality_status ledger.event_finality_status NOT NULL,
     updated_at timestamp with time zone NOT NULL,
     open_height bigint
-);
+)
+WITH (fillfactor='90');
 
 COMMENT ON COLUMN projection.ownership_view.finality_status IS 'as it was when the row was written: ownership_now says what it is now';
 
@@ -964,6 +968,16 @@ CREATE VIEW projection.portfolio_assets AS
     NULL::numeric AS estimated_value_usd
    FROM (projection.ownership_now o
      JOIN projection.asset_cards c ON ((c.asset_id = o.asset_id)));
+
+CREATE TABLE projection.stats_to_come (
+    network_id integer NOT NULL,
+    collection_id uuid NOT NULL,
+    assets bigint NOT NULL,
+    supply numeric NOT NULL,
+    stubs bigint NOT NULL
+);
+
+COMMENT ON TABLE projection.stats_to_come IS 'What cards that are caught up change in collection_stats, until it is added there';
 
 CREATE TABLE projection.transfer_positions (
     event_id uuid NOT NULL,
@@ -1592,6 +1606,9 @@ ALTER TABLE ONLY projection.network_status
 ALTER TABLE ONLY projection.ownership_view
     ADD CONSTRAINT ownership_view_pkey PRIMARY KEY (asset_id, account_id);
 
+ALTER TABLE ONLY projection.stats_to_come
+    ADD CONSTRAINT stats_to_come_pkey PRIMARY KEY (network_id, collection_id);
+
 ALTER TABLE ONLY projection.transfer_positions
     ADD CONSTRAINT transfer_positions_pkey PRIMARY KEY (event_id);
 
@@ -1745,11 +1762,7 @@ CREATE INDEX normalized_events_7_network_id_event_time_idx ON ledger.normalized_
 
 CREATE INDEX ownership_current_by_account ON ledger.ownership_current USING btree (account_id, finality_status);
 
-CREATE INDEX ownership_history_by_account ON ONLY ledger.ownership_history USING btree (account_id, block_number);
-
 CREATE INDEX ownership_history_0000_account_id_block_number_idx ON ledger.ownership_history_0000 USING btree (account_id, block_number);
-
-CREATE INDEX ownership_history_by_asset ON ONLY ledger.ownership_history USING btree (asset_id, block_number);
 
 CREATE INDEX ownership_history_0000_asset_id_block_number_idx ON ledger.ownership_history_0000 USING btree (asset_id, block_number);
 
@@ -1836,10 +1849,6 @@ ALTER INDEX ledger.normalized_events_pkey ATTACH PARTITION ledger.normalized_eve
 ALTER INDEX ledger.normalized_events_by_time ATTACH PARTITION ledger.normalized_events_7_network_id_event_time_idx;
 
 ALTER INDEX ledger.normalized_events_pkey ATTACH PARTITION ledger.normalized_events_7_pkey;
-
-ALTER INDEX ledger.ownership_history_by_account ATTACH PARTITION ledger.ownership_history_0000_account_id_block_number_idx;
-
-ALTER INDEX ledger.ownership_history_by_asset ATTACH PARTITION ledger.ownership_history_0000_asset_id_block_number_idx;
 
 ALTER INDEX system.bus_log_pkey ATTACH PARTITION system.bus_log_default_pkey;
 

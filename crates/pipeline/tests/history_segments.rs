@@ -14,7 +14,7 @@ use tidemark_model::quantity::SignedQty;
 use tidemark_model::redact::RedactedUrl;
 use tidemark_model::{OffsetDateTime, U256};
 use tidemark_pipeline::history::segment::{Before, Builder};
-use tidemark_pipeline::history::{Writers, apply_blocks, show};
+use tidemark_pipeline::history::{Writers, apply_blocks, build, show};
 use tidemark_pipeline::projectors::{ProjectionName, rebuild_projection, reconcile};
 use tidemark_store::projection::built_last;
 use tidemark_store::{Db, DbOptions, bulk, ledger};
@@ -550,6 +550,18 @@ async fn a_backlog_caught_up_by_two_or_killed_in_between_is_caught_up_once() {
     show(&mut state, None, NETWORK).await.expect_err("it died");
     assert_eq!(shown(&late).await, then);
     assert_eq!(progress(&late).await.read_models_height, Some(19));
+    // With two connections cards are there already, and what they change in statistics is noted: once, however often.
+    let noted = "projection.stats_to_come";
+    assert_eq!(count(&late, noted).await, 0);
+    let mut supplies = Vec::new();
+    for _ in 0..2 {
+        show(&mut state, late.spare_conn().await, NETWORK).await.expect_err("it died");
+        assert!(count(&late, noted).await > 0, "noted");
+        let sum = "select (sum(supply) + 1000 * sum(stubs) + 1000000 * sum(assets))::text from projection.stats_to_come";
+        supplies.push(state.query_one("add up", sum, &[]).await.expect("adds").get::<_, String>(0));
+    }
+    assert_eq!(supplies[0], supplies[1], "cards that are caught up change nothing");
+    assert_eq!(progress(&late).await.read_models_height, Some(19));
     state.batch("live", "drop trigger die on ledger.network_progress").await.expect("disarms");
     drop(state);
     let build = async || {
@@ -557,6 +569,36 @@ async fn a_backlog_caught_up_by_two_or_killed_in_between_is_caught_up_once() {
         show(&mut conn, late.spare_conn().await, NETWORK).await.expect("shows")
     };
     assert_eq!(tokio::join!(build(), build(), build()), (true, true, true));
+    assert_eq!(count(&late, noted).await, 0, "added");
+    assert_eq!(shown(&late).await, shown(&kept).await);
+}
+
+/// Between building and showing come the indexes, and maybe more history.
+#[tokio::test]
+async fn read_models_that_are_built_are_shown_later_with_what_came_since() {
+    let script = script(37, 60);
+    let chain = chain(0, Balances::new());
+    let (kept, late) = (database().await, database().await);
+    run(&kept, &chain, &script, 0, 10).await;
+    put_off(&late, &chain).await;
+    run(&late, &chain, &part(&script, 40), 0, 10).await;
+    let mut conn = late.conn().await.expect("connects");
+    for _ in 0..2 {
+        assert!(build(&mut conn, late.spare_conn().await, NETWORK).await.expect("builds"));
+        let now = progress(&late).await;
+        assert!(now.read_models_due && now.read_models_height == Some(39), "{now:?}");
+    }
+    assert_eq!(
+        count(&late, "app.indexing_checkpoints where worker_name = 'projector'").await,
+        0,
+        "not shown"
+    );
+    drop(conn);
+    run(&late, &chain, &script, 40, 10).await;
+    let mut conn = late.conn().await.expect("connects");
+    assert!(show(&mut conn, late.spare_conn().await, NETWORK).await.expect("shows"));
+    assert!(build(&mut conn, None, NETWORK).await.expect("is built"), "and nothing happens");
+    assert!(!progress(&late).await.read_models_due);
     assert_eq!(shown(&late).await, shown(&kept).await);
 }
 

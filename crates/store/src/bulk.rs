@@ -449,7 +449,7 @@ const JOIN_HOLDERS: &str = "
     select d.collection_id, d.account_id, d.assets, d.qty, h.asset_count, h.ctid
       from (select collection_id, account_id,
                    sum((coalesce(old, 0) + net > 0)::int - (coalesce(old, 0) > 0)::int) as assets, sum(net) as qty
-              from seg_merge group by collection_id, account_id) d
+              from seg_merge group by collection_id, account_id order by collection_id, account_id) d
       left join projection.collection_holders h
         on h.collection_id = d.collection_id and h.account_id = d.account_id
      where d.assets <> 0 or d.qty <> 0";
@@ -462,7 +462,11 @@ const INSERT_HOLDERS: &str = "
     insert into projection.collection_holders (collection_id, account_id, asset_count, qty)
     select collection_id, account_id, assets, qty from seg_holders
      where at is null and assets <> 0 order by collection_id, account_id";
-const UPSERT_STATS: &str = "
+/// `cards`: what cards change in their collections, as (collection_id, stubs, supply, born).
+macro_rules! upsert_stats {
+    ($cards:expr) => {
+        concat!(
+            "
     insert into projection.collection_stats as t (collection_id, network_id, address, standard, is_stub, owners_count,
         asset_count, total_supply, stub_count, transfer_count, last_height, updated_at)
     select c.collection_id, $1, c.address, c.standard, true, coalesce(h.owners, 0), coalesce(a.born, 0),
@@ -471,16 +475,27 @@ const UPSERT_STATS: &str = "
       left join (select collection_id,
                         sum((coalesce(old, 0) + assets > 0)::int - (coalesce(old, 0) > 0)::int) as owners
                    from seg_holders group by collection_id) h on h.collection_id = c.collection_id
-      left join (select s.collection_id, count(*) filter (where s.at is null) as stubs, sum(s.supply) as supply,
-                        sum((coalesce(s.old_supply, 0) + s.supply > 0)::int - (coalesce(s.old_supply, 0) > 0)::int) as born
-                   from seg_assets_merge s
-                  group by s.collection_id) a on a.collection_id = c.collection_id
+      left join (",
+            $cards,
+            ") a on a.collection_id = c.collection_id
      order by c.collection_id
     on conflict (collection_id) do update
        set owners_count = t.owners_count + excluded.owners_count, asset_count = t.asset_count + excluded.asset_count,
            total_supply = t.total_supply + excluded.total_supply, stub_count = t.stub_count + excluded.stub_count,
            transfer_count = t.transfer_count + excluded.transfer_count,
-           last_height = greatest(t.last_height, excluded.last_height), updated_at = excluded.updated_at";
+           last_height = greatest(t.last_height, excluded.last_height), updated_at = excluded.updated_at"
+        )
+    };
+}
+const UPSERT_STATS: &str = upsert_stats!(
+    "select s.collection_id, count(*) filter (where s.at is null) as stubs, sum(s.supply) as supply,
+            sum((coalesce(s.old_supply, 0) + s.supply > 0)::int - (coalesce(s.old_supply, 0) > 0)::int) as born
+       from seg_assets_merge s group by s.collection_id"
+);
+const UPSERT_NOTED_STATS: &str = upsert_stats!(
+    "select n.collection_id, n.stubs, n.supply, n.assets as born from projection.stats_to_come n
+      where n.network_id = $1"
+);
 const UPSERT_SUMMARIES: &str = "
     insert into projection.account_summaries as t
         (account_id, network_id, address, asset_count, transfer_count, first_seen_at, last_seen_at, updated_at)
@@ -505,15 +520,40 @@ pub async fn merge_read_models(
     tx.execute("remove emptied holdings", DELETE_VIEW, &[]).await?;
     tx.execute("update holdings", UPDATE_VIEW, &[&now]).await?;
     tx.execute("update asset cards", UPDATE_CARDS, &[&now]).await?;
-    tx.execute("join holders", JOIN_HOLDERS, &[]).await?;
-    tx.execute("remove former holders", DELETE_HOLDERS, &[]).await?;
-    tx.execute("update holders", UPDATE_HOLDERS, &[]).await?;
+    merge_holders(tx).await?;
     tx.look_up_as_usual().await?;
     tx.execute("insert holdings", INSERT_VIEW, &[&network.0, &now]).await?;
     tx.execute("insert asset cards", INSERT_CARDS, &[&network.0, &now]).await?;
-    tx.execute("insert holders", INSERT_HOLDERS, &[]).await?;
     tx.execute("merge collection statistics", UPSERT_STATS, &[&network.0, &now]).await?;
+    merge_accounts(tx, network, now).await
+}
+
+/// Moves holders by what seg_merge says of holdings.
+pub(crate) async fn merge_holders(tx: &Tx<'_>) -> Result<(), StoreError> {
+    tx.execute("join holders", JOIN_HOLDERS, &[]).await?;
+    tx.execute("remove former holders", DELETE_HOLDERS, &[]).await?;
+    tx.execute("update holders", UPDATE_HOLDERS, &[]).await?;
+    tx.execute("insert holders", INSERT_HOLDERS, &[]).await?;
+    Ok(())
+}
+
+/// Moves accounts by what seg_accounts_merge and seg_merge say.
+pub(crate) async fn merge_accounts(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    now: OffsetDateTime,
+) -> Result<(), StoreError> {
     tx.execute("merge account summaries", UPSERT_SUMMARIES, &[&network.0, &now]).await?;
+    Ok(())
+}
+
+/// Moves statistics by what seg_collections and seg_holders say, and by what was noted of the cards.
+pub(crate) async fn merge_noted_stats(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    now: OffsetDateTime,
+) -> Result<(), StoreError> {
+    tx.execute("merge collection statistics", UPSERT_NOTED_STATS, &[&network.0, &now]).await?;
     Ok(())
 }
 
@@ -675,11 +715,11 @@ const DEFERRABLE: &str = "
       join pg_class t on t.oid = x.indrelid
      where n.nspname in ('ledger', 'catalog', 'projection') and not x.indisunique and i.relkind in ('i', 'I')
        and not i.relispartition
-       and format('%I.%I', n.nspname, t.relname) in (
-           'ledger.normalized_events', 'ledger.normalized_event_deltas', 'ledger.ownership_history',
-           'ledger.ownership_current', 'ledger.accounts', 'catalog.assets', 'projection.ownership_view',
-           'projection.collection_holders', 'projection.asset_cards', 'projection.account_summaries',
-           'projection.block_cards')
+       and (format('%I.%I', n.nspname, t.relname) in (
+           'ledger.normalized_events', 'ledger.normalized_event_deltas', 'ledger.ownership_current',
+           'ledger.accounts', 'catalog.assets', 'projection.ownership_view', 'projection.collection_holders',
+           'projection.asset_cards', 'projection.account_summaries', 'projection.block_cards')
+           or t.oid in (select inhrelid from pg_inherits where inhparent = 'ledger.ownership_history'::regclass))
      order by 1";
 const DEFER: &str = "
     insert into system.deferred_indexes (name, definition) values ($1, $2) on conflict (name) do nothing";
@@ -701,16 +741,22 @@ pub async fn defer_indexes(conn: &mut Conn) -> Result<usize, StoreError> {
         return Ok(0);
     }
     let indexes = tx.query("list deferrable indexes", DEFERRABLE, &[]).await?;
-    for index in &indexes {
-        let (name, definition): (String, String) = (index.get(0), index.get(1));
-        tx.execute("write down an index", DEFER, &[&name, &definition]).await?;
-        tx.batch("drop an index", &format!("drop index {name}")).await?;
-    }
+    put_indexes_off(&tx, &indexes).await?;
     tx.commit().await?;
     Ok(indexes.len())
 }
 
-/// Builds back what [`defer_indexes`] took away, one transaction each; a crash in between resumes.
+/// Drops indexes, given as (name, definition), and writes them down for [`restore_indexes`].
+pub(crate) async fn put_indexes_off(tx: &Tx<'_>, indexes: &[tokio_postgres::Row]) -> Result<(), StoreError> {
+    for index in indexes {
+        let (name, definition): (String, String) = (index.get(0), index.get(1));
+        tx.execute("write down an index", DEFER, &[&name, &definition]).await?;
+        tx.batch("drop an index", &format!("drop index {name}")).await?;
+    }
+    Ok(())
+}
+
+/// Builds back what was taken away ([`defer_indexes`]), one transaction each; a crash in between resumes.
 pub async fn restore_indexes(conn: &mut Conn) -> Result<usize, StoreError> {
     let indexes = conn.query("read deferred indexes", DEFERRED, &[]).await?;
     for index in &indexes {

@@ -51,6 +51,7 @@ migrations!(
     "0024_sides_of_positions",
     "0025_read_models_behind",
     "0026_hot_tables",
+    "0027_shown_with_indexes",
 );
 
 /// What [`run`] did.

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use tidemark_model::ids::{Height, HeightRange, NetworkId};
 
 use crate::db::{Conn, Param, StoreError, Tx};
-use crate::projection;
+use crate::{bulk, projection};
 
 /// Partitions made ahead of the one that is needed, once that one is half full: a thousand quiet networks that have
 /// read a few blocks each need no room for ten million more.
@@ -22,6 +22,8 @@ const LOOKAHEAD: u64 = 2;
 pub const FULL_BYTES: i64 = 512 << 20;
 /// Or this part of all the network has, so that a read of all of them looks into a few dozen at most.
 const FULL_PART: i64 = 8;
+/// A partition of at most so many bytes of rows has its indexes back within a second: a long backlog takes them away.
+const SMALL_BYTES: i64 = 64 << 20;
 
 /// A height-partitioned table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -142,7 +144,8 @@ pub struct Partition {
 pub enum Next {
     /// Block by block, and readers at once: it has its indexes from the start.
     Live,
-    /// Much at once: it gets its indexes when that is done ([`Partitions::ensure_indexed`]).
+    /// Much at once: it gets its indexes when that is done ([`Partitions::ensure_indexed`]), and one that is small and
+    /// has them does without meanwhile.
     Backlog,
 }
 
@@ -199,6 +202,13 @@ const ENDS: &str = "
     update raw.partitions set to_height = $4 where parent = $1 and network_id = $2 and from_height = $3";
 const MARK_INDEXED: &str = "
     update raw.partitions set indexed_at = now() where parent = $1 and network_id = $2 and from_height = $3";
+const MARK_UNINDEXED: &str = "
+    update raw.partitions set indexed_at = null where parent = $1 and network_id = $2 and from_height = $3";
+const SMALL: &str = "
+    select p.parent, p.name, p.from_height, p.to_height
+      from raw.partitions p
+     where p.parent = $1 and p.network_id = $2 and p.indexed_at is not null
+       and p.from_height <= $3 and p.to_height > $3 and pg_relation_size(p.name::regclass) <= $4";
 
 impl Partitions {
     /// With sizes for all networks and other sizes for some.
@@ -364,6 +374,43 @@ impl Partitions {
             Next::Live => create_indexes(&tx, &Partition { table, network, name, range: rest }).await?,
             Next::Backlog => {}
         }
+        tx.commit().await?;
+        self.remember(table, network, |known| known.indexed = None);
+        Ok(true)
+    }
+
+    /// Takes the secondary indexes of the partition of transfers that `next` goes to away, if it is small: a long backlog
+    /// goes in, and they are back at its end. Says whether it did; not while a rebuild is under way or can be undone.
+    pub async fn do_without_indexes(
+        &self,
+        conn: &mut Conn,
+        network: NetworkId,
+        next: Height,
+    ) -> Result<bool, StoreError> {
+        let table = Table::Transfers;
+        let small: [Param<'_>; 4] = [&table.name(), &network.0, &next.as_i64(), &SMALL_BYTES];
+        if conn.query_opt("look for a small partition", SMALL, &small).await?.is_none() {
+            return Ok(false);
+        }
+        let tx = conn.tx().await?;
+        tx.batch("prepare to drop indexes", PREPARE_TO_END).await?;
+        tx.query_one("lock the partitions", LOCK, &[&LOCK_KEY]).await?;
+        projection::lock_network(&tx, network).await?;
+        if tx.query_one("look for a rebuild", IS_REBUILT, &[]).await?.get(0) {
+            return Ok(false);
+        }
+        // Somebody may have been faster.
+        let Some(row) = tx.query_opt("look for a small partition", SMALL, &small).await? else {
+            return Ok(false);
+        };
+        let partition = partition_of(&row, network)?;
+        for (suffix, _) in table.secondary_indexes() {
+            let sql = format!("drop index if exists {}_{suffix}", partition.name);
+            tx.batch("drop an index", &sql).await?;
+        }
+        let from = partition.range.from().as_i64();
+        tx.execute("note a partition without indexes", MARK_UNINDEXED, &[&table.name(), &network.0, &from])
+            .await?;
         tx.commit().await?;
         self.remember(table, network, |known| known.indexed = None);
         Ok(true)
@@ -572,11 +619,41 @@ pub async fn begin_history_anew(conn: &mut Conn, full_bytes: i64) -> Result<bool
          create table ledger.ownership_history_{number:04}
              (like ledger.ownership_history including defaults including constraints);
          alter table ledger.ownership_history attach partition ledger.ownership_history_{number:04}
-             for values from ({to}) to (maxvalue)"
+             for values from ({to}) to (maxvalue);
+         create index ownership_history_{number:04}_account_id_block_number_idx
+             on ledger.ownership_history_{number:04} (account_id, block_number);
+         create index ownership_history_{number:04}_asset_id_block_number_idx
+             on ledger.ownership_history_{number:04} (asset_id, block_number)"
     );
     tx.batch("end a partition", &sql).await?;
     tx.commit().await?;
     Ok(true)
+}
+
+// All networks write there: while others are live, their readers and writers need the indexes.
+const SMALL_HISTORY: &str = "
+    select format('%I.%I', n.nspname, i.relname), pg_get_indexdef(i.oid)
+      from pg_inherits h
+      join pg_class t on t.oid = h.inhrelid
+      join pg_index x on x.indrelid = t.oid
+      join pg_class i on i.oid = x.indexrelid
+      join pg_namespace n on n.oid = i.relnamespace
+     where h.inhparent = 'ledger.ownership_history'::regclass
+       and pg_get_expr(t.relpartbound, t.oid) like '% TO (MAXVALUE)' and pg_relation_size(t.oid) <= $1
+       and not exists (select from ledger.network_progress p where p.network_id <> $2 and not p.read_models_due)
+     order by 1";
+
+/// The same for the newest partition of ledger.ownership_history, unless another network is live. What it does without
+/// is written down for [`bulk::restore_indexes`].
+pub async fn history_without_indexes(conn: &mut Conn, network: NetworkId) -> Result<bool, StoreError> {
+    let small: [Param<'_>; 2] = [&SMALL_BYTES, &network.0];
+    let tx = conn.tx().await?;
+    tx.batch("prepare to drop indexes", PREPARE_TO_END).await?;
+    tx.query_one("lock the partitions", LOCK, &[&LOCK_KEY]).await?;
+    let indexes = tx.query("list indexes of a small history", SMALL_HISTORY, &small).await?;
+    bulk::put_indexes_off(&tx, &indexes).await?;
+    tx.commit().await?;
+    Ok(!indexes.is_empty())
 }
 
 fn partition_of(row: &tokio_postgres::Row, network: NetworkId) -> Result<Partition, StoreError> {

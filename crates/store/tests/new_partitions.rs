@@ -5,8 +5,10 @@ use std::collections::HashMap;
 use tidemark_model::ids::{AssetId, Height, HeightRange, NetworkId};
 use tidemark_model::redact::RedactedUrl;
 use tidemark_store::ownership::{AsOf, owners_at};
-use tidemark_store::partitions::{Next, PartitionSizes, Partitions, Table, begin_history_anew};
-use tidemark_store::{Conn, Db, DbOptions};
+use tidemark_store::partitions::{
+    Next, PartitionSizes, Partitions, Table, begin_history_anew, history_without_indexes,
+};
+use tidemark_store::{Conn, Db, DbOptions, bulk, migrate};
 use tidemark_testkit::pg::TestDb;
 use uuid::Uuid;
 
@@ -92,6 +94,82 @@ async fn a_full_partition_of_transfers_ends_above_its_newest_row() {
     ours.ensure_transfers(&mut conn, NETWORK, heights(990, 1_010)).await.expect("makes");
     add_transfers(&conn, 990, 1_010).await;
     assert_eq!(there(&conn).await.iter().map(|one| one.3).sum::<i64>(), 320);
+}
+
+/// A long backlog takes the indexes of a small partition away, and they are back when it is done.
+#[tokio::test]
+async fn a_small_partition_does_without_indexes_for_a_backlog() {
+    let (_test, db) = database().await;
+    let mut conn = db.conn().await.expect("connects");
+    let (ours, others) = (partitions(), partitions());
+    let next = Height(20);
+    assert!(!ours.do_without_indexes(&mut conn, NETWORK, next).await.expect("looks"), "there is none yet");
+    for one in [&ours, &others] {
+        one.ensure_transfers(&mut conn, NETWORK, heights(0, 100)).await.expect("makes");
+        one.ensure_indexed(&mut conn, &[Table::Transfers], NETWORK, Height(0)).await.expect("indexes");
+    }
+    add_transfers(&conn, 0, 20).await;
+    conn.batch("rebuild", "create table projection.transfers__shadow ()").await.expect("leaves");
+    assert!(!ours.do_without_indexes(&mut conn, NETWORK, next).await.expect("looks"), "a rebuild knows it");
+    conn.batch("rebuild", "drop table projection.transfers__shadow").await.expect("forgets");
+    assert!(ours.do_without_indexes(&mut conn, NETWORK, next).await.expect("drops"));
+    assert_eq!(there(&conn).await, [(0, 1_000, false, 20, 1)]);
+    assert!(!others.do_without_indexes(&mut conn, NETWORK, next).await.expect("looks"), "they are gone");
+    add_transfers(&conn, 20, 60).await;
+    ours.ensure_indexed(&mut conn, &[Table::Transfers], NETWORK, Height(60)).await.expect("indexes");
+    assert_eq!(there(&conn).await, [(0, 1_000, true, 60, 5)]);
+}
+
+#[tokio::test]
+async fn the_newest_history_does_without_indexes_unless_another_network_is_live() {
+    let (_test, db) = database().await;
+    let mut conn = db.conn().await.expect("connects");
+    add_history(&conn, 0, 100).await;
+    assert!(begin_history_anew(&mut conn, FULL).await.expect("begins"));
+    bulk::ensure_progress(&conn, NETWORK, Height(0)).await.expect("registers");
+    bulk::ensure_progress(&conn, NetworkId(12), Height(0)).await.expect("registers");
+    assert!(!history_without_indexes(&mut conn, NETWORK).await.expect("looks"), "another is live");
+    assert_eq!(pieces(&conn).await, [(100, 2), (0, 2)]);
+    let due = "update ledger.network_progress set read_models_due = true";
+    conn.batch("put off", due).await.expect("puts off");
+    assert!(history_without_indexes(&mut conn, NETWORK).await.expect("drops"));
+    assert!(!history_without_indexes(&mut conn, NETWORK).await.expect("looks"), "they are gone");
+    assert_eq!(pieces(&conn).await, [(100, 2), (0, 0)]);
+    add_history(&conn, 100, 130).await;
+    assert_eq!(bulk::restore_indexes(&mut conn).await.expect("builds"), 2);
+    assert_eq!(pieces(&conn).await, [(100, 2), (30, 2)]);
+}
+
+/// Databases of before have indexes of the whole history; those of its partitions stay.
+#[tokio::test]
+async fn indexes_of_the_whole_history_become_those_of_its_partitions() {
+    let (_test, db) = database().await;
+    let mut conn = db.conn().await.expect("connects");
+    add_history(&conn, 0, 100).await;
+    assert!(begin_history_anew(&mut conn, FULL).await.expect("begins"));
+    add_history(&conn, 100, 120).await;
+    let before = "
+        drop table projection.stats_to_come;
+        create index ownership_history_by_account on ledger.ownership_history (account_id, block_number);
+        create index ownership_history_by_asset on ledger.ownership_history (asset_id, block_number)";
+    conn.batch("as it was", before).await.expect("makes");
+    let anew =
+        migrate::MIGRATIONS.iter().find(|one| one.name == "0027_shown_with_indexes").expect("is embedded");
+    conn.batch("migrate", anew.sql).await.expect("migrates");
+    assert_eq!(pieces(&conn).await, [(100, 2), (20, 2)]);
+    assert_eq!(bulk::deferred_indexes(&conn).await.expect("counts"), 0);
+    // And those that a first long history did without are built for each of them.
+    let without = "
+        drop table projection.stats_to_come;
+        drop index ledger.ownership_history_0000_asset_id_block_number_idx;
+        drop index ledger.ownership_history_0001_asset_id_block_number_idx;
+        insert into system.deferred_indexes (name, definition) values ('ledger.ownership_history_by_asset',
+            'CREATE INDEX ownership_history_by_asset ON ledger.ownership_history USING btree (asset_id, block_number)')";
+    conn.batch("as it was", without).await.expect("makes");
+    conn.batch("migrate", anew.sql).await.expect("migrates");
+    assert_eq!(pieces(&conn).await, [(100, 1), (20, 1)]);
+    assert_eq!(bulk::restore_indexes(&mut conn).await.expect("builds"), 2);
+    assert_eq!(pieces(&conn).await, [(100, 2), (20, 2)]);
 }
 
 #[tokio::test]

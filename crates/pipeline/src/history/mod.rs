@@ -14,9 +14,10 @@ pub use worker::{HistoryOptions, HistoryProgress, HistoryWorker, SEGMENTS_MAX};
 use tidemark_model::OffsetDateTime;
 use tidemark_model::chain::{ChainAdapter, ParsedBlock, RawBlock};
 use tidemark_model::ids::{HeightRange, NetworkId};
+use tidemark_store::bulk::Progress;
 use tidemark_store::projection::built_last;
 use tidemark_store::raw::RawError;
-use tidemark_store::{Conn, StoreError, bulk, log_height, projection};
+use tidemark_store::{Conn, StoreError, Tx, bulk, log_height, projection};
 
 use crate::stage_time;
 
@@ -54,40 +55,70 @@ pub enum HistoryError {
     },
 }
 
-/// Builds or catches up the read models that were put off ([`built_last`]), with a second connection if there is one.
-/// `false`: not now, because something of the network is open or on its way to the projector.
-pub async fn show(conn: &mut Conn, mut second: Option<Conn>, network: NetworkId) -> Result<bool, StoreError> {
-    if bulk::projector_lags(conn, network).await? {
-        return Ok(false);
+/// Builds the read models of a first history that were put off ([`built_last`]), unless they are built already. They
+/// are not shown before [`show`]: their indexes come first. With a second connection if there is one. `false`: not now,
+/// because something of the network is open or on its way to the projector.
+pub async fn build(
+    conn: &mut Conn,
+    mut second: Option<Conn>,
+    network: NetworkId,
+) -> Result<bool, StoreError> {
+    let Some((tx, progress)) = hold_still(conn, network).await? else { return Ok(false) };
+    if progress.read_models_due && progress.read_models_height.is_none() {
+        built_last::build(&tx, network, second.as_mut()).await?;
     }
+    tx.commit().await?;
+    Ok(true)
+}
+
+/// Shows the read models that were put off: built, and caught up with what came since. `second` and `false` as of
+/// [`build`].
+pub async fn show(conn: &mut Conn, mut second: Option<Conn>, network: NetworkId) -> Result<bool, StoreError> {
     let started = std::time::Instant::now();
-    let tx = conn.tx().await?;
-    let progress = bulk::lock_progress(&tx, network).await?;
+    let Some((tx, progress)) = hold_still(conn, network).await? else { return Ok(false) };
     if !progress.read_models_due {
         return Ok(true); // Somebody else was faster.
     }
-    if progress.finalized != progress.head {
-        return Ok(false);
-    }
-    // Transfers of a segment that was never applied would be counted by the second connection.
-    if log_height::settle(&tx, network, progress.head).await? {
-        tx.commit().await?;
-        return Ok(false);
-    }
-    projection::lock_network(&tx, network).await?;
-    match progress.read_models_height {
-        Some(from) => built_last::catch_up(&tx, network, from, OffsetDateTime::now_utc()).await?,
-        None => built_last::build(&tx, network, second.as_mut()).await?,
-    }
+    let from = match progress.read_models_height {
+        Some(from) => from,
+        None => {
+            built_last::build(&tx, network, second.as_mut()).await?;
+            progress.head
+        }
+    };
+    built_last::catch_up(&tx, second.as_mut(), network, from, OffsetDateTime::now_utc()).await?;
     tx.commit().await?;
     tracing::info!(
         network_id = network.0,
         height = progress.head,
         seconds = started.elapsed().as_secs(),
-        action = "build_read_models",
+        action = "show_read_models",
         "Owners, assets and collections are shown."
     );
     Ok(true)
+}
+
+/// A transaction that holds the network's ledger and, if its read models are due, projections where they are; none if
+/// something of it is open or on its way.
+async fn hold_still(conn: &mut Conn, network: NetworkId) -> Result<Option<(Tx<'_>, Progress)>, StoreError> {
+    if bulk::projector_lags(conn, network).await? {
+        return Ok(None);
+    }
+    let tx = conn.tx().await?;
+    let progress = bulk::lock_progress(&tx, network).await?;
+    if !progress.read_models_due {
+        return Ok(Some((tx, progress)));
+    }
+    if progress.finalized != progress.head {
+        return Ok(None);
+    }
+    // Transfers of a segment that was never applied would be counted by the second connection.
+    if log_height::settle(&tx, network, progress.head).await? {
+        tx.commit().await?;
+        return Ok(None);
+    }
+    projection::lock_network(&tx, network).await?;
+    Ok(Some((tx, progress)))
 }
 
 /// Parses blocks and lets their records go.

@@ -9,7 +9,9 @@ use tidemark_model::chain::{ChainAdapter, ParsedBlock, RawBlock};
 use tidemark_model::ids::{Height, HeightRange, NetworkId};
 use tidemark_store::bulk::Progress;
 use tidemark_store::outbox::Emitter;
-use tidemark_store::partitions::{FULL_BYTES, Next, Partitions, Table, begin_history_anew, index_partition};
+use tidemark_store::partitions::{
+    FULL_BYTES, Next, Partitions, Table, begin_history_anew, history_without_indexes, index_partition,
+};
 use tidemark_store::projection::built_last;
 use tidemark_store::raw::{self, RawChunks, RawReader};
 use tidemark_store::{Conn, Db, StoreError, Verdict, bulk, cursor, ledger};
@@ -19,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::apply::{Built, Source, Writers, apply_built};
 use super::segment::{Before, Builder};
-use super::{HistoryError, parse, show};
+use super::{HistoryError, build, parse, show};
 use crate::stage_time;
 use crate::workers::{Cause, advance_finality, take_back_above_head};
 
@@ -224,7 +226,7 @@ impl HistoryWorker {
             now.available = available;
         });
         if progress.finalized != progress.head {
-            self.begin_partitions(pace, PARTITIONS_EVERY, Next::Live).await?;
+            self.begin_partitions(pace, PARTITIONS_EVERY, Next::Live, progress.head).await?;
             let is_moved = self.finish_live(progress.head, available).await?;
             // Who died between the last segment and its indexes finds live ahead of him.
             if !is_moved && !pace.has_indexes && progress.head >= finalized {
@@ -274,7 +276,7 @@ impl HistoryWorker {
                 );
             }
             drop(conn);
-            self.begin_partitions(pace, Duration::ZERO, Next::Backlog).await?;
+            self.begin_partitions(pace, Duration::ZERO, Next::Backlog, progress.head).await?;
             pace.has_indexes = false;
             let deferred = bulk::defer_indexes(&mut self.app.conn().await?).await?;
             if deferred > 0 {
@@ -412,34 +414,45 @@ impl HistoryWorker {
     /// History is done for now: build what was deferred, so that readers find their rows and indexes. What comes next
     /// begins partitions of its own, if those of this history are large.
     async fn finish_backlog(&self, progress: &Progress, pace: &mut Pace) -> Result<(), HistoryError> {
-        let mut conn = self.app.conn().await?;
         let network = self.adapter.network().id;
-        if progress.read_models_due && !show(&mut conn, self.app.spare_conn().await, network).await? {
+        let is_due = progress.read_models_due;
+        // No call holds a connection for another: a thousand networks that do so never end.
+        if is_due && !build(&mut self.app.conn().await?, self.app.spare_conn().await, network).await? {
             return Ok(()); // Not yet: look again.
         }
-        drop(conn); // Who holds one and waits for another keeps a thousand networks from ending.
-        let every = if progress.read_models_due { Duration::ZERO } else { PARTITIONS_EVERY };
-        self.begin_partitions(pace, every, Next::Live).await?;
-        self.restore_indexes(&mut self.app.conn().await?, progress.head).await
+        let every = if is_due { Duration::ZERO } else { PARTITIONS_EVERY };
+        self.begin_partitions(pace, every, Next::Live, progress.head).await?;
+        // Before anything is shown: readers would go through whole tables, and live wait for each index.
+        self.restore_indexes(&mut self.app.conn().await?, progress.head).await?;
+        if is_due {
+            show(&mut self.app.conn().await?, self.app.spare_conn().await, network).await?;
+        }
+        Ok(())
     }
 
     /// Begins new partitions of transfers and of the history of balances where the newest are large, if that was not
-    /// looked at for so long. It is for speed alone: who cannot have the locks goes on and looks again later.
+    /// looked at for so long. A backlog goes into partitions without indexes. It is for speed alone: who cannot have the
+    /// locks goes on and looks again later.
     async fn begin_partitions(
         &self,
         pace: &mut Pace,
         every: Duration,
         next: Next,
+        head: i64,
     ) -> Result<(), HistoryError> {
         if pace.partitions_at.is_some_and(|at| at.elapsed() < every) {
             return Ok(());
         }
         pace.partitions_at = Some(Instant::now());
-        let network = self.adapter.network().id;
+        let (network, above) = (self.adapter.network().id, Height::from_i64(head + 1));
         let mut conn = self.app.conn().await?;
         let begun = async {
             let transfers = self.partitions.begin_anew(&mut conn, network, FULL_BYTES, next).await?;
             let history = begin_history_anew(&mut conn, FULL_BYTES).await?;
+            if let Next::Backlog = next {
+                self.partitions.do_without_indexes(&mut conn, network, above).await?;
+                history_without_indexes(&mut conn, network).await?;
+            }
             Ok::<_, StoreError>((transfers, history))
         };
         match begun.await {

@@ -4,7 +4,7 @@
 use tidemark_model::chain::{ChainAdapter, ParsedBlock, RawBlock};
 use tidemark_model::envelope::*;
 use tidemark_model::ids::{Height, HeightRange};
-use tidemark_pipeline::history::{HistoryError, Writers, apply_blocks, show};
+use tidemark_pipeline::history::{HistoryError, Writers, apply_blocks, build, show};
 use tidemark_pipeline::projectors::{self, rebuild_keys, touched};
 use tidemark_pipeline::workers::{
     BlockInput, BlockOutcome, Cause, Openings, WorkError, advance_finality, handle_reorg, prepare,
@@ -186,7 +186,17 @@ impl Lane {
     ) -> Result<(Step, String), Failed> {
         light(&conn, kill).await?;
         let second = if most.is_multiple_of(2) { ground.db.spare_conn().await } else { None };
-        let step = match show(&mut conn, second, self.chain.network.id).await {
+        // The worker builds, makes indexes and then shows; who shows at once builds as well.
+        let network = self.chain.network.id;
+        let built = match most % 3 {
+            1 => build(&mut conn, ground.db.spare_conn().await, network).await,
+            _ => Ok(true),
+        };
+        let shown = match built {
+            Ok(_) => show(&mut conn, second, network).await,
+            Err(error) => Err(error),
+        };
+        let step = match shown {
             Ok(true) => Step::Done,
             Ok(false) => Step::Waits,
             Err(error) => {

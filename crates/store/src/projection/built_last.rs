@@ -4,7 +4,12 @@
 //! transfers touched is compared with the ledger and merged, once for all of it, in the order of the keys.
 //! transfers and block_cards are not among them: history appends those as it goes.
 //!
-//! Built twice is built once: each table forgets what it has of the network first. Catching up is one transaction.
+//! Read models that were built stand at the ledger's head and are shown by catching up, which is quick if nothing came
+//! since: between the two their indexes are made, so that readers and live find them there.
+//!
+//! Built twice is built once: each table forgets what it has of the network first. Caught up twice is caught up once:
+//! cards are made what the catalog says, and what that changes in their collections' statistics is noted
+//! (`projection.stats_to_come`) until the transaction that adds up everything else takes it.
 
 use tidemark_model::OffsetDateTime;
 use tidemark_model::ids::NetworkId;
@@ -115,7 +120,9 @@ const BUILD_STATS: &str = concat!(
     ),
     ") t order by collection_id"
 );
-const BUILT: &str = "
+const STAND: &str = "
+    update ledger.network_progress set read_models_height = head_height where network_id = $1";
+const SHOWN: &str = "
     with checkpoint as (
         insert into app.indexing_checkpoints (worker_name, network_id, height)
         select 'projector', network_id, head_height from ledger.network_progress where network_id = $1
@@ -123,10 +130,10 @@ const BUILT: &str = "
     update ledger.network_progress set read_models_due = false, read_models_height = null
      where network_id = $1 returning head_height";
 
-/// Builds the read models that were put off, and lets live go on. The caller's transaction holds the locks of the
-/// network's ledger and projections, and nothing of the network is open. With a second connection the two
-/// halves that need nothing of each other are built side by side; what it commits counts with the caller's commit,
-/// and is forgotten by the next try if that does not come.
+/// Builds the read models of a first history that were put off: they stand at the ledger's head then, and wait to be
+/// shown by [`catch_up`]. The caller's transaction holds the locks of the network's ledger and projections, and nothing
+/// of the network is open. With a second connection the two halves that need nothing of each other are built side by
+/// side; what it commits counts with the caller's commit, and is forgotten by the next try if that does not come.
 pub async fn build(tx: &Tx<'_>, network: NetworkId, second: Option<&mut Conn>) -> Result<(), StoreError> {
     tx.batch("prepare to build read models", PREPARE).await?;
     match second {
@@ -148,12 +155,8 @@ pub async fn build(tx: &Tx<'_>, network: NetworkId, second: Option<&mut Conn>) -
     }
     tx.execute("forget collection statistics", FORGET_STATS, &[&network.0]).await?;
     tx.execute("build collection statistics", BUILD_STATS, &[&network.0]).await?;
-    built(tx, network).await
-}
-
-async fn built(tx: &Tx<'_>, network: NetworkId) -> Result<(), StoreError> {
-    let row = tx.query_one("note that read models are built", BUILT, &[&network.0]).await?;
-    super::move_watermark(tx, network, row.get(0), None).await
+    tx.execute("note where read models stand", STAND, &[&network.0]).await?;
+    Ok(())
 }
 
 /// Transfers of network $1 that the read models have not seen: above $2.
@@ -185,6 +188,19 @@ const COMPARE_PAIRS: &str = "
       left join projection.ownership_view v on v.asset_id = p.asset_id and v.account_id = p.account_id
      where coalesce(c.qty, 0) <> coalesce(v.qty, 0) or v.qty = 0
      order by p.asset_id, p.account_id";
+const COUNT_COMPARED: &str = "analyze seg_merge";
+const REMOVE_HOLDINGS: &str = "
+    delete from projection.ownership_view v using seg_merge m where v.ctid = m.at and m.old + m.net = 0";
+const UPDATE_HOLDINGS: &str = "
+    update projection.ownership_view v
+       set qty = m.old + m.net, qty_finalized = m.old + m.net, finality_status = 'finalized', open_height = null,
+           updated_at = $1
+      from seg_merge m where v.ctid = m.at and m.old + m.net <> 0";
+const INSERT_HOLDINGS: &str = "
+    insert into projection.ownership_view
+        (asset_id, account_id, network_id, collection_id, qty, qty_finalized, finality_status, updated_at)
+    select asset_id, account_id, $1, collection_id, net, net, 'finalized', $2 from seg_merge
+     where at is null order by asset_id, account_id";
 // Nothing of the network is open: what the catalog says of an asset is what its card must say.
 const COMPARE_ASSETS: &str = concat!(
     "insert into seg_assets_merge (asset_id, collection_id, token_id, standard, supply, first_seen, first_height,
@@ -199,6 +215,26 @@ const COMPARE_ASSETS: &str = concat!(
        left join projection.asset_cards o on o.asset_id = x.asset_id
       order by a.id"
 );
+const UPDATE_CARDS: &str = "
+    update projection.asset_cards c
+       set supply = c.supply + s.supply, is_burned = s.is_burned,
+           last_height = greatest(c.last_height, s.last_height), updated_at = $1
+      from seg_assets_merge s where c.ctid = s.at";
+const INSERT_CARDS: &str = "
+    insert into projection.asset_cards (asset_id, network_id, collection_id, token_id, standard, is_stub, is_burned,
+        supply, history, finality_status, last_height, updated_at)
+    select s.asset_id, $1, s.collection_id, s.token_id, s.standard, true, s.is_burned, s.supply,
+           case when s.partial then 'partial' else 'complete' end, 'finalized', s.last_height, $2
+      from seg_assets_merge s where s.at is null order by s.asset_id";
+const NOTE_STATS: &str = "
+    insert into projection.stats_to_come as n (network_id, collection_id, assets, supply, stubs)
+    select $1, s.collection_id,
+           sum((coalesce(s.old_supply, 0) + s.supply > 0)::int - (coalesce(s.old_supply, 0) > 0)::int), sum(s.supply),
+           count(*) filter (where s.at is null)
+      from seg_assets_merge s group by s.collection_id order by s.collection_id
+    on conflict (network_id, collection_id) do update
+       set assets = n.assets + excluded.assets, supply = n.supply + excluded.supply, stubs = n.stubs + excluded.stubs";
+const FORGET_NOTES: &str = "delete from projection.stats_to_come where network_id = $1";
 const UNSEEN_ACCOUNTS: &str = concat!(
     "insert into seg_accounts_merge (account_id, address, first_seen, last_seen, transfers)
      select a.id, a.address_normalized, a.first_seen_at, greatest(a.first_seen_at, x.seen), x.transfers
@@ -229,14 +265,47 @@ const RELIABILITY: &str = "
       from seg_collections c join catalog.contracts n on n.id = c.contract_id
      where s.collection_id = c.collection_id
        and (s.reliability, s.unreliable_reason) is distinct from (n.reliability, n.unreliable_reason)";
-// How many keys there are is known by now, and whether they are most of a table or few of it.
+// How many keys there are is known by then, and whether they are most of a table or few of it. None comes twice.
 const PREPARE_TO_CATCH_UP: &str = "
     set local statement_timeout = 0; set local idle_in_transaction_session_timeout = 0;
-    set local plan_cache_mode = force_custom_plan; set local work_mem = '64MB'";
+    set local plan_cache_mode = force_custom_plan; set local work_mem = '128MB'; set local enable_memoize = off";
 
-/// Brings read models that stand at `from` to the ledger's head. The caller's transaction holds the locks of the network's
-/// ledger and projections, and nothing of the network is open.
+/// Brings read models that stand at `from` to the ledger's head, and lets live go on. The caller's transaction holds
+/// the locks of the network's ledger and projections, and nothing of the network is open. With a second connection
+/// cards are caught up beside owners, and committed first.
 pub async fn catch_up(
+    tx: &Tx<'_>,
+    second: Option<&mut Conn>,
+    network: NetworkId,
+    from: i64,
+    now: OffsetDateTime,
+) -> Result<(), StoreError> {
+    match second {
+        Some(second) => {
+            let beside = async {
+                let beside = second.tx().await?;
+                catch_up_cards(&beside, network, from, now).await?;
+                beside.commit().await
+            };
+            let (owners, cards) = tokio::join!(catch_up_owners(tx, network, from, now), beside);
+            owners?;
+            cards?;
+        }
+        None => {
+            catch_up_owners(tx, network, from, now).await?;
+            catch_up_cards(tx, network, from, now).await?;
+        }
+    }
+    let unseen: [Param<'_>; 2] = [&network.0, &from];
+    tx.execute("count unseen transfers of collections", UNSEEN_COLLECTIONS, &unseen).await?;
+    bulk::merge_noted_stats(tx, network, now).await?;
+    tx.execute("forget noted statistics", FORGET_NOTES, &[&network.0]).await?;
+    tx.execute("show unreliable contracts", RELIABILITY, &[]).await?;
+    let row = tx.query_one("note that read models are shown", SHOWN, &[&network.0]).await?;
+    super::move_watermark(tx, network, row.get(0), None).await
+}
+
+async fn catch_up_owners(
     tx: &Tx<'_>,
     network: NetworkId,
     from: i64,
@@ -249,12 +318,32 @@ pub async fn catch_up(
     tx.execute("list unseen pairs", UNSEEN_PAIRS, &unseen).await?;
     tx.batch("count unseen pairs", COUNT_UNSEEN).await?;
     tx.execute("compare holdings", COMPARE_PAIRS, &[]).await?;
-    tx.execute("compare asset cards", COMPARE_ASSETS, &unseen).await?;
+    tx.batch("count compared holdings", COUNT_COMPARED).await?;
+    tx.look_up_one_by_one().await?;
+    tx.execute("remove emptied holdings", REMOVE_HOLDINGS, &[]).await?;
+    tx.execute("update holdings", UPDATE_HOLDINGS, &[&now]).await?;
+    tx.look_up_as_usual().await?;
+    tx.execute("insert holdings", INSERT_HOLDINGS, &[&network.0, &now]).await?;
+    bulk::merge_holders(tx).await?;
     tx.execute("count unseen transfers of accounts", UNSEEN_ACCOUNTS, &unseen).await?;
-    tx.execute("count unseen transfers of collections", UNSEEN_COLLECTIONS, &unseen).await?;
-    bulk::merge_read_models(tx, network, now).await?;
-    tx.execute("show unreliable contracts", RELIABILITY, &[]).await?;
-    built(tx, network).await
+    bulk::merge_accounts(tx, network, now).await
+}
+
+async fn catch_up_cards(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    from: i64,
+    now: OffsetDateTime,
+) -> Result<(), StoreError> {
+    bulk::create_merge_tables(tx).await?;
+    tx.batch("prepare to catch up read models", PREPARE_TO_CATCH_UP).await?;
+    tx.execute("compare asset cards", COMPARE_ASSETS, &[&network.0, &from]).await?;
+    tx.look_up_one_by_one().await?;
+    tx.execute("update asset cards", UPDATE_CARDS, &[&now]).await?;
+    tx.look_up_as_usual().await?;
+    tx.execute("insert asset cards", INSERT_CARDS, &[&network.0, &now]).await?;
+    tx.execute("note statistics to come", NOTE_STATS, &[&network.0]).await?;
+    Ok(())
 }
 
 async fn build_owners(tx: &Tx<'_>, network: NetworkId) -> Result<(), StoreError> {

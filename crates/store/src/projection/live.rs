@@ -130,7 +130,8 @@ pub async fn true_transfers(
     Ok(rows.iter().map(detail).collect())
 }
 
-// By block, not by event: what live wrote of a block lies together in the index of open keys and in the table. The
+// By block, not by event: what live wrote of a block lies together in the index of open keys and in the table. `is true`
+// keeps the line out of the index's condition: with it, everything that is open was read. The
 // position is looked up as a value, because of `exists` a planner with statistics makes a hash of all positions.
 const STANDING_KEYS: &str = concat!(
     "
@@ -140,8 +141,9 @@ const STANDING_KEYS: &str = concat!(
                     false)
       from ledger.normalized_event_keys k
      where k.network_id = $1 and k.block_number = any($2::bigint[]) and k.finality_status <> 'finalized'
-       and not k.is_reverted and k.block_number > ",
-    final_line!("$1")
+       and not k.is_reverted and (k.block_number > ",
+    final_line!("$1"),
+    ") is true"
 );
 
 /// An open event that stands, as its key says.

@@ -653,16 +653,27 @@ pub async fn swap_branches(
     Ok(())
 }
 
+// Each block is looked up by itself (`offset 0`), not by going through everything that is open. Nobody moves the rows
+// meanwhile: the network's progress is locked.
 const REVERT: &str = concat!(
     "
-    with reverted as (
-        update ledger.normalized_event_keys
-           set finality_status = 'reverted', is_reverted = true
-         where network_id = $1 and block_number = any($3) and block_hash = any($2)
-           and finality_status <> 'finalized' and not is_reverted and block_number > ",
+    with standing as materialized (
+        select k.at
+          from unnest($2::bytea[], $3::bigint[]) b (hash, height)
+         cross join lateral (
+            select o.ctid as at
+              from ledger.normalized_event_keys o
+             where o.network_id = $1 and o.block_number = b.height and o.block_hash = b.hash
+               and o.finality_status <> 'finalized' and not o.is_reverted
+            offset 0) k
+         where b.height > ",
     final_line!("$1"),
     "
-        returning normalized_event_id
+    ), reverted as (
+        update ledger.normalized_event_keys k
+           set finality_status = 'reverted', is_reverted = true
+          from standing s where k.ctid = s.at
+        returning k.normalized_event_id
     )
     update ledger.normalized_events e
        set finality_status = 'reverted', is_reverted = true

@@ -5,6 +5,7 @@
 //! read in order behind the cursor itself.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::try_join_all;
@@ -326,10 +327,12 @@ impl Core {
         let (sender, mut receiver) = mpsc::channel(FETCHED_BATCHES_MAX);
         let fetch = async move {
             let (mut rest, mut parent) = (Some(range), parent);
-            let mut size = AskSize::new(self.options.fetch_blocks_max, self.options.fetch_records);
+            let learned = Some(lane.ask_blocks.load(Ordering::Relaxed)).filter(|blocks| *blocks > 0);
+            let mut size = AskSize::new(self.options.fetch_blocks_max, self.options.fetch_records, learned);
             while let Some(open) = rest {
                 let batch = self.fetch_patiently(lane, open, parent, &mut size).await?;
                 size.learn(batch.covered.blocks(), batch.evidence.records);
+                lane.ask_blocks.store(size.blocks(), Ordering::Relaxed);
                 rest = HeightRange::new(batch.covered.to(), open.to());
                 let last = batch.blocks.last().filter(|block| block.height == batch.covered.last());
                 parent = last.map(|block| block.hash);

@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use futures_util::future::try_join_all;
 use tidemark_model::chain::{ChainAdapter, ChainError, FetchMode, RawBatch};
@@ -22,6 +23,8 @@ pub(super) struct Lane {
     pub(super) adapter: Arc<dyn ChainAdapter>,
     pub(super) leases: Leases,
     pub(super) cursor_id: String,
+    /// Heights that fit into one question, as the last range learned; 0 while none has.
+    pub(super) ask_blocks: AtomicU64,
 }
 
 impl Lane {
@@ -37,6 +40,7 @@ impl Lane {
                 range_size: options.lease_range.max(1),
             },
             cursor_id: cursor::cursor_id(network, shard),
+            ask_blocks: AtomicU64::new(0),
             adapter,
         }
     }

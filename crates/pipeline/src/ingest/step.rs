@@ -110,11 +110,15 @@ pub struct AskSize {
     records: u64,
 }
 
+/// Heights asked for while nothing is known of a chain: blocks of a busy one hold hundreds of records each.
+const FIRST_BLOCKS: u64 = 32;
+
 impl AskSize {
-    /// Begins small and grows to at most `blocks_max` heights, aiming at `records` records.
-    pub fn new(blocks_max: u64, records: u64) -> Self {
+    /// Begins with `learned` heights, or small, and grows to at most `blocks_max`, aiming at `records` records.
+    pub fn new(blocks_max: u64, records: u64, learned: Option<u64>) -> Self {
         let blocks_max = blocks_max.max(1);
-        Self { blocks: blocks_max.min(1000), blocks_max, records: records.max(1) }
+        let blocks = learned.unwrap_or(FIRST_BLOCKS).clamp(1, blocks_max);
+        Self { blocks, blocks_max, records: records.max(1) }
     }
     /// Heights to ask for now.
     pub fn blocks(&self) -> u64 {
@@ -262,10 +266,10 @@ mod tests {
 
     #[test]
     fn the_ask_follows_the_density_of_records() {
-        let mut ask = AskSize::new(20_000, 10_000);
-        assert_eq!(ask.blocks(), 1000);
-        ask.learn(1000, 0);
-        assert_eq!(ask.blocks(), 2000);
+        let mut ask = AskSize::new(20_000, 10_000, None);
+        assert_eq!(ask.blocks(), 32, "a busy chain must not fill the memory with its first answer");
+        ask.learn(32, 0);
+        assert_eq!(ask.blocks(), 64);
         for _ in 0..10 {
             ask.learn(ask.blocks(), 10);
         }
@@ -276,6 +280,8 @@ mod tests {
         assert_eq!(ask.blocks(), 1);
         ask.halve();
         assert_eq!(ask.blocks(), 1);
+        assert_eq!(AskSize::new(20_000, 10_000, Some(700)).blocks(), 700);
+        assert_eq!(AskSize::new(500, 10_000, Some(700)).blocks(), 500);
     }
 
     #[test]

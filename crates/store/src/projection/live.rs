@@ -130,20 +130,25 @@ pub async fn true_transfers(
     Ok(rows.iter().map(detail).collect())
 }
 
-// By block, not by event: what live wrote of a block lies together in the index of open keys and in the table. `is true`
-// keeps the line out of the index's condition: with it, everything that is open was read. The
-// position is looked up as a value, because of `exists` a planner with statistics makes a hash of all positions.
+// By block, not by event: what live wrote of a block lies together in the index of open keys and in the table. Each
+// block is looked up by itself (`offset 0`): after a long history the planner thinks that hardly anything is open, and
+// would go through all of it. The position is looked up as a value, because of `exists` a planner with statistics makes
+// a hash of all positions.
 const STANDING_KEYS: &str = concat!(
     "
     select k.normalized_event_id, k.block_hash,
            k.block_number <= (select np.confirmed_height from ledger.network_progress np where np.network_id = $1),
            coalesce((select true from projection.transfer_positions p where p.event_id = k.normalized_event_id),
                     false)
-      from ledger.normalized_event_keys k
-     where k.network_id = $1 and k.block_number = any($2::bigint[]) and k.finality_status <> 'finalized'
-       and not k.is_reverted and (k.block_number > ",
-    final_line!("$1"),
-    ") is true"
+      from unnest($2::bigint[]) h (height)
+     cross join lateral (
+        select o.normalized_event_id, o.block_hash, o.block_number
+          from ledger.normalized_event_keys o
+         where o.network_id = $1 and o.block_number = h.height and o.finality_status <> 'finalized'
+           and not o.is_reverted
+        offset 0) k
+     where k.block_number > ",
+    final_line!("$1")
 );
 
 /// An open event that stands, as its key says.

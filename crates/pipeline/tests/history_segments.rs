@@ -573,6 +573,34 @@ async fn a_backlog_caught_up_by_two_or_killed_in_between_is_caught_up_once() {
     assert_eq!(shown(&late).await, shown(&kept).await);
 }
 
+/// Who died after its cards were caught up left a note; a rewind may have taken its transfers back since.
+#[tokio::test]
+async fn a_note_counts_also_where_no_transfer_is_unseen() {
+    let script = script(38, 20);
+    let chain = chain(0, Balances::new());
+    let db = database().await;
+    run(&db, &chain, &script, 0, 10).await;
+    put_off(&db, &chain).await;
+    let mut conn = db.conn().await.expect("connects");
+    let sums = "select (sum(total_supply), sum(asset_count), sum(stub_count), sum(transfer_count), max(last_height))::text
+                  from projection.collection_stats";
+    let supply = "select sum(total_supply)::text from projection.collection_stats";
+    let note = "insert into projection.stats_to_come (network_id, collection_id, assets, supply, stubs)
+                select network_id, collection_id, 0, 5, 0 from projection.collection_stats limit 1";
+    let before: String = conn.query_one("add up", sums, &[]).await.expect("adds").get(0);
+    let owned: String = conn.query_one("add up", supply, &[]).await.expect("adds").get(0);
+    conn.batch("note", note).await.expect("notes");
+    assert!(show(&mut conn, None, NETWORK).await.expect("shows"));
+    assert_eq!(count(&db, "projection.stats_to_come").await, 0);
+    let more = format!("select (sum(total_supply) = {owned} + 5)::text from projection.collection_stats");
+    assert_eq!(conn.query_one("compare", &more, &[]).await.expect("compares").get::<_, String>(0), "true");
+    let back = "update projection.collection_stats set total_supply = total_supply - 5
+                 where collection_id = (select collection_id from projection.collection_stats limit 1)";
+    conn.batch("take back", back).await.expect("takes back");
+    let after: String = conn.query_one("add up", sums, &[]).await.expect("adds").get(0);
+    assert_eq!(after, before, "and nothing else changed");
+}
+
 /// Between building and showing come the indexes, and maybe more history.
 #[tokio::test]
 async fn read_models_that_are_built_are_shown_later_with_what_came_since() {

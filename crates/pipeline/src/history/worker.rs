@@ -228,7 +228,7 @@ impl HistoryWorker {
         if progress.finalized != progress.head {
             self.begin_partitions(pace, PARTITIONS_EVERY, Next::Live, progress.head).await?;
             let is_moved = self.finish_live(progress.head, available).await?;
-            // Who died between the last segment and its indexes finds live ahead of him.
+            // Indexes that a migration found missing are built also where live is ahead of everything final.
             if !is_moved && !pace.has_indexes && progress.head >= finalized {
                 self.restore_indexes(&mut self.app.conn().await?, progress.head).await?;
                 pace.has_indexes = true;

@@ -247,13 +247,17 @@ const UNSEEN_ACCOUNTS: &str = concat!(
        join ledger.accounts a on a.id = x.account_id
       order by a.id"
 );
+// Also those whose cards alone were caught up, by somebody who died, and whose transfers were taken back since.
 const UNSEEN_COLLECTIONS: &str = concat!(
     "insert into seg_collections (collection_id, contract_id, address, standard, first_seen, first_height, last_height,
          transfers)
      select c.id, c.contract_id, n.address_normalized, n.standard_id, c.created_at, 0, x.height, x.transfers
-       from (select t.collection_id, max(t.height) as height, count(*) as transfers from ",
+       from (select u.collection_id, coalesce(max(u.height), 0) as height, count(u.height) as transfers
+               from (select t.collection_id, t.height from ",
     unseen!(),
-    "         group by t.collection_id) x
+    "                 union all
+                     select collection_id, null from projection.stats_to_come where network_id = $1) u
+              group by u.collection_id) x
        join catalog.collections c on c.id = x.collection_id
        join catalog.contracts n on n.id = c.contract_id
       order by c.id"

@@ -16,7 +16,8 @@ pub struct BreakerConfig {
 
 impl Default for BreakerConfig {
     fn default() -> Self {
-        Self { failures_max: 5, rest_first: Duration::from_millis(500), rest_max: Duration::from_secs(30) }
+        // One probe in five seconds is no load for a node, and one that is back is found soon.
+        Self { failures_max: 5, rest_first: Duration::from_millis(500), rest_max: Duration::from_secs(5) }
     }
 }
 

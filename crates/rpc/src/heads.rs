@@ -46,7 +46,7 @@ impl HeadWatch {
 }
 
 async fn listen(url: RedactedUrl, woken: Arc<Notify>) {
-    let backoff = Backoff { first: Duration::from_millis(200), max: Duration::from_secs(30) };
+    let backoff = Backoff { first: Duration::from_millis(200), max: Duration::from_secs(10) };
     let mut failures = 0;
     loop {
         match subscribe(&url, &woken).await {

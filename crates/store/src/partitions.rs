@@ -352,7 +352,9 @@ impl Partitions {
         let parent = format!("{}_{network}", table.name());
         tx.batch("lock a network's partition", &format!("lock table {parent} in access exclusive mode"))
             .await?;
-        let newest = format!("select max({}) from {name}", table.height_column());
+        // The network leads the key: with it the newest row is looked up, without it all are read.
+        let newest =
+            format!("select max({}) from {name} where network_id = {network}", table.height_column());
         let newest: Option<i64> = tx.query_one("look for the newest row", &newest, &[]).await?.get(0);
         let Some(rest) = newest
             .and_then(|newest| HeightRange::new(Height::from_i64(newest).plus(1), partition.range.to()))
@@ -457,9 +459,7 @@ pub async fn index_partition(conn: &mut Conn, partition: &Partition) -> Result<(
     let tx = conn.tx().await?;
     let key = i64::from(tidemark_model::partition::fnv1a(partition.name.as_bytes()));
     tx.query_one("lock a partition's indexes", LOCK, &[&key]).await?;
-    // Sorting a whole partition takes as long as it takes.
-    tx.batch("prepare to index", "set local statement_timeout = 0; set local maintenance_work_mem = '128MB'")
-        .await?;
+    tx.batch("prepare to build an index", bulk::PREPARE_TO_INDEX).await?;
     create_indexes(&tx, partition).await?;
     tx.commit().await
 }

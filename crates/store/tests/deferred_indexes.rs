@@ -35,6 +35,44 @@ async fn what_was_put_off_comes_back_whole() {
     assert_eq!(bulk::restore_indexes(&mut conn).await.expect("nothing left"), 0);
 }
 
+#[tokio::test]
+async fn two_build_them_together_each_once() {
+    let (_test, db) = database().await;
+    let (mut one, mut other) = (db.conn().await.expect("connects"), db.conn().await.expect("connects"));
+    let before = indexes(&one).await;
+    let put_off = bulk::defer_indexes(&mut one).await.expect("puts off");
+    let (here, there) = tokio::join!(bulk::restore_indexes(&mut one), bulk::restore_indexes(&mut other));
+    assert_eq!(here.expect("builds") + there.expect("builds"), put_off);
+    assert_eq!(indexes(&one).await, before);
+}
+
+/// Who comes back says that all of them serve: also the one that somebody else was at, and died.
+#[tokio::test]
+async fn what_somebody_died_over_is_built_by_who_waited_for_it() {
+    let (_test, db) = database().await;
+    let (mut one, mut other) = (db.conn().await.expect("connects"), db.conn().await.expect("connects"));
+    let before = indexes(&one).await;
+    let put_off = bulk::defer_indexes(&mut one).await.expect("puts off");
+    let dying = one.tx().await.expect("begins");
+    let first = "select name from system.deferred_indexes order by name limit 1 for update";
+    dying.query_one("take an index", first, &[]).await.expect("takes it");
+    let mut building = tokio::task::JoinSet::new();
+    building.spawn(async move {
+        let built = bulk::restore_indexes(&mut other).await;
+        (other, built)
+    });
+    let left =
+        || async { bulk::deferred_indexes(&db.conn().await.expect("connects")).await.expect("counts") };
+    while left().await > 1 {
+        tokio::task::yield_now().await;
+    }
+    assert!(building.try_join_next().is_none(), "one is not built yet");
+    dying.rollback().await.expect("dies");
+    let (other, built) = building.join_next().await.expect("is there").expect("ends");
+    assert_eq!(built.expect("builds"), put_off);
+    assert_eq!(indexes(&other).await, before);
+}
+
 /// Databases that went through a first long history before have indexes of partitioned tables that serve nobody.
 #[tokio::test]
 async fn a_shell_without_partitions_is_found_and_built() {

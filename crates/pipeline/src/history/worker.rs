@@ -230,7 +230,7 @@ impl HistoryWorker {
             let is_moved = self.finish_live(progress.head, available).await?;
             // Indexes that a migration found missing are built also where live is ahead of everything final.
             if !is_moved && !pace.has_indexes && progress.head >= finalized {
-                self.restore_indexes(&mut self.app.conn().await?, progress.head).await?;
+                self.restore_indexes(progress.head).await?;
                 pace.has_indexes = true;
             }
             return Ok(is_moved);
@@ -423,7 +423,7 @@ impl HistoryWorker {
         let every = if is_due { Duration::ZERO } else { PARTITIONS_EVERY };
         self.begin_partitions(pace, every, Next::Live, progress.head).await?;
         // Before anything is shown: readers would go through whole tables, and live wait for each index.
-        self.restore_indexes(&mut self.app.conn().await?, progress.head).await?;
+        self.restore_indexes(progress.head).await?;
         if is_due {
             show(&mut self.app.conn().await?, self.app.spare_conn().await, network).await?;
         }
@@ -475,25 +475,44 @@ impl HistoryWorker {
         }
     }
 
-    /// Builds the indexes that a first history did without, and those of the newest transfers.
-    async fn restore_indexes(&self, conn: &mut Conn, head: i64) -> Result<(), HistoryError> {
+    /// Builds the indexes that a history did without: those of the newest transfers, and those that were written down;
+    /// with a second connection if there is one.
+    async fn restore_indexes(&self, head: i64) -> Result<(), HistoryError> {
         let network = self.adapter.network().id;
-        if let Ok(height) = u64::try_from(head) {
-            let due = self.partitions.indexes_due(conn, &[Table::Transfers], network, Height(height)).await?;
-            for partition in &due {
-                index_partition(conn, partition).await?;
+        let mut conn = self.app.conn().await?;
+        let second =
+            if bulk::deferred_indexes(&conn).await? > 0 { self.app.spare_conn().await } else { None };
+        let beside = async {
+            match second {
+                Some(mut second) => bulk::restore_indexes(&mut second).await,
+                None => Ok(0),
             }
-            self.partitions.ensure_indexed(conn, &[Table::Transfers], network, Height(height)).await?;
-        }
-        let restored = bulk::restore_indexes(conn).await?;
+        };
+        let transfers_first = async {
+            if let Ok(height) = u64::try_from(head) {
+                self.index_transfers(&mut conn, Height(height)).await?;
+            }
+            bulk::restore_indexes(&mut conn).await
+        };
+        let (here, beside) = tokio::join!(transfers_first, beside);
+        let restored = here? + beside?;
         if restored > 0 {
             tracing::info!(
-                network_id = self.adapter.network().id.0,
+                network_id = network.0,
                 indexes = restored,
                 action = "restore_indexes",
                 "Secondary indexes are built."
             );
         }
         Ok(())
+    }
+
+    /// Builds the indexes of transfers up to `head` that are missing.
+    async fn index_transfers(&self, conn: &mut Conn, head: Height) -> Result<(), StoreError> {
+        let (network, tables) = (self.adapter.network().id, [Table::Transfers]);
+        for partition in self.partitions.indexes_due(conn, &tables, network, head).await? {
+            index_partition(conn, &partition).await?;
+        }
+        self.partitions.ensure_indexed(conn, &tables, network, head).await
     }
 }

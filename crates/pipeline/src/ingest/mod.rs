@@ -113,7 +113,7 @@ impl Default for IngestOptions {
             history_gap_min: 64,
             payload_inline_max_bytes: PAYLOAD_INLINE_MAX_BYTES,
             backoff_min: Duration::from_millis(200),
-            backoff_max: Duration::from_secs(20),
+            backoff_max: Duration::from_secs(10),
             head_refresh: Duration::from_secs(5),
             halt_poll: Duration::from_secs(2),
             partitions: PartitionSizes::default(),

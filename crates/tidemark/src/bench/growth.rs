@@ -141,7 +141,7 @@ async fn outage(args: &GrowthArgs, bench: &Bench) -> anyhow::Result<Value> {
     eprintln!("an outage of {} s …", args.outage_seconds);
     node.set_profile(FaultProfile { down: true, ..FaultProfile::default() });
     mine(&sim, args.outage_seconds).await?;
-    // Long enough that everybody has noticed and waits.
+    // Long enough that the pauses between tries are as long as they become: what follows is the same after hours.
     tokio::time::sleep(Duration::from_secs(20)).await;
     let marker = newest()?;
     node.set_profile(FaultProfile::default());

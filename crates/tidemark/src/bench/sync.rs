@@ -24,8 +24,8 @@ pub struct SyncArgs {
     /// Leave the minimal program and the bare COPY out: to compare sizes
     #[arg(long)]
     pub alone: bool,
-    /// Logs stored before those that are measured. The same number of logs is also read into an empty database, in
-    /// the same run and without minimal program and COPY
+    /// Logs stored before those that are measured. The same number of logs is also read into an empty database, before
+    /// and after, in the same run and without minimal program and COPY
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub stored: u64,
 }
@@ -67,33 +67,42 @@ pub async fn run(args: &SyncArgs, out: &Path) -> anyhow::Result<()> {
     write(out, "sync", &result?)
 }
 
-/// The same logs twice: as a first history, and as what comes after a long one, when everything is in place.
+/// The same logs as a first history, and as what comes after a long one, when everything is in place. The first history
+/// is measured before and after: in the half hour between them the machine may have become another.
 async fn measure_on_top(size: &SyncArgs) -> anyhow::Result<serde_json::Value> {
     let stored_blocks = size.stored.div_ceil(size.logs.div_ceil(size.blocks));
     let all = (size.stored + size.logs, stored_blocks + size.blocks);
-    eprintln!("{} logs into an empty database …", size.logs);
-    let first = on_its_own(&[(size.logs, size.blocks)]).await?;
+    let empty = async || {
+        eprintln!("{} logs into an empty database …", size.logs);
+        on_its_own(&[(size.logs, size.blocks)]).await?.pop().context("one chain was read")
+    };
+    let before = empty().await?;
     eprintln!("{} logs to store, then {} on top of them …", size.stored, size.logs);
     let both = on_its_own(&[(size.stored, stored_blocks), all]).await?;
-    let (first, stored, on_top) = (&first[0], &both[0], &both[1]);
+    let (stored, on_top) = (&both[0], &both[1]);
+    let after = empty().await?;
+    let empty_rate =
+        float(before.events + after.events) / (before.seconds + after.seconds).max(f64::MIN_POSITIVE);
     let rate =
         |synced: &Synced| format!("{:.0} events/s ({:.1} s)", synced.events_per_second, synced.seconds);
     let memory = |synced: &Synced| format!("{} MiB", synced.peak_rss_bytes / (1024 * 1024));
-    let ratio = |to: &Synced| to.events_per_second / first.events_per_second;
+    let ratio = |to: &Synced| to.events_per_second / empty_rate;
     print(&[
-        ("into an empty database", rate(first)),
+        ("into an empty database, before", rate(&before)),
         ("the whole of what is stored", rate(stored)),
         ("on top of it", rate(on_top)),
+        ("into an empty database, after", rate(&after)),
         ("ratio of the whole to the empty database", format!("{:.2}", ratio(stored))),
         ("ratio of on top to the empty database", format!("{:.2}", ratio(on_top))),
-        ("peak memory: empty", memory(first)),
+        ("peak memory: empty", memory(&before)),
         ("peak memory: whole", memory(stored)),
         ("peak memory: on top", memory(on_top)),
     ]);
     print_stages(on_top);
     Ok(json!({
         "logs": size.logs, "blocks": size.blocks, "stored_logs": size.stored,
-        "empty": first, "stored": stored, "on_top": on_top,
+        "empty_before": before, "empty_after": after, "empty_events_per_second": empty_rate,
+        "stored": stored, "on_top": on_top,
         "ratio_stored": ratio(stored), "ratio_on_top": ratio(on_top),
     }))
 }

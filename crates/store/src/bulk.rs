@@ -730,8 +730,8 @@ const ANY_DEFERRED: &str =
     "select name, definition from system.deferred_indexes order by name limit 1 for update";
 const RESTORED: &str = "delete from system.deferred_indexes where name = $1";
 
-/// Sorting a whole table takes as long as it takes. Two connections that sort in runs of this size build indexes in two
-/// thirds of the time that one of them takes with 256 MB and two workers (ADR 0025).
+/// Sorting a whole table takes as long as it takes. Two connections that sort in runs of this size build indexes in
+/// three quarters of the time that one of them takes with 256 MB and two workers (ADR 0025).
 pub(crate) const PREPARE_TO_INDEX: &str =
     "set local statement_timeout = 0; set local lock_timeout = 0; set local maintenance_work_mem = '64MB'";
 

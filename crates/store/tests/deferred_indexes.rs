@@ -20,12 +20,18 @@ async fn indexes(conn: &Conn) -> Vec<String> {
     conn.query("list indexes", sql, &[]).await.expect("reads").iter().map(|row| row.get(0)).collect()
 }
 
-#[tokio::test]
-async fn what_was_put_off_comes_back_whole() {
-    let (_test, db) = database().await;
+/// A connection to the database whose indexes were just put off, all of them as they were, and how many are away.
+async fn without_indexes(db: &Db) -> (Conn, Vec<String>, usize) {
     let mut conn = db.conn().await.expect("connects");
     let before = indexes(&conn).await;
     let put_off = bulk::defer_indexes(&mut conn).await.expect("puts off");
+    (conn, before, put_off)
+}
+
+#[tokio::test]
+async fn what_was_put_off_comes_back_whole() {
+    let (_test, db) = database().await;
+    let (mut conn, before, put_off) = without_indexes(&db).await;
     assert!(
         put_off > 10 && indexes(&conn).await.len() < before.len() - put_off,
         "partitions lose theirs too"
@@ -38,9 +44,8 @@ async fn what_was_put_off_comes_back_whole() {
 #[tokio::test]
 async fn two_build_them_together_each_once() {
     let (_test, db) = database().await;
-    let (mut one, mut other) = (db.conn().await.expect("connects"), db.conn().await.expect("connects"));
-    let before = indexes(&one).await;
-    let put_off = bulk::defer_indexes(&mut one).await.expect("puts off");
+    let (mut one, before, put_off) = without_indexes(&db).await;
+    let mut other = db.conn().await.expect("connects");
     let (here, there) = tokio::join!(bulk::restore_indexes(&mut one), bulk::restore_indexes(&mut other));
     assert_eq!(here.expect("builds") + there.expect("builds"), put_off);
     assert_eq!(indexes(&one).await, before);
@@ -50,9 +55,8 @@ async fn two_build_them_together_each_once() {
 #[tokio::test]
 async fn what_somebody_died_over_is_built_by_who_waited_for_it() {
     let (_test, db) = database().await;
-    let (mut one, mut other) = (db.conn().await.expect("connects"), db.conn().await.expect("connects"));
-    let before = indexes(&one).await;
-    let put_off = bulk::defer_indexes(&mut one).await.expect("puts off");
+    let (mut one, before, put_off) = without_indexes(&db).await;
+    let mut other = db.conn().await.expect("connects");
     let dying = one.tx().await.expect("begins");
     let first = "select name from system.deferred_indexes order by name limit 1 for update";
     dying.query_one("take an index", first, &[]).await.expect("takes it");

@@ -81,8 +81,7 @@ async fn measure_on_top(size: &SyncArgs) -> anyhow::Result<serde_json::Value> {
     let both = on_its_own(&[(size.stored, stored_blocks), all]).await?;
     let (stored, on_top) = (&both[0], &both[1]);
     let after = empty().await?;
-    let empty_rate =
-        float(before.events + after.events) / (before.seconds + after.seconds).max(f64::MIN_POSITIVE);
+    let empty_rate = float(before.events + after.events) / (before.seconds + after.seconds);
     let rate =
         |synced: &Synced| format!("{:.0} events/s ({:.1} s)", synced.events_per_second, synced.seconds);
     let memory = |synced: &Synced| format!("{} MiB", synced.peak_rss_bytes / (1024 * 1024));

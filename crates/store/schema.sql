@@ -52,9 +52,8 @@ CREATE FUNCTION projection.event_origin(event uuid) RETURNS TABLE(network_id int
     AS $$
     select e.network_id, e.block_number, e.tx_hash, e.event_index, e.source_event_id,
            e.finality_status::text, e.is_reverted
-      from ledger.normalized_event_keys k
-      join ledger.events_now e on e.network_id = k.network_id and e.id = k.normalized_event_id
-     where k.normalized_event_id = event
+      from ledger.events_now e
+     where e.id = event
 $$;
 
 CREATE FUNCTION projection.height_at(network integer, at timestamp with time zone) RETURNS bigint
@@ -453,23 +452,33 @@ COMMENT ON COLUMN ledger.network_progress.confirmed_height IS 'canonical events 
 COMMENT ON COLUMN ledger.network_progress.read_models_height IS 'While read_models_due: the height up to which they hold this network; null if they hold nothing of it';
 
 CREATE TABLE ledger.normalized_events (
-    id uuid NOT NULL,
-    source_event_id text NOT NULL,
-    sub_index text NOT NULL,
-    network_id integer NOT NULL,
-    event_kind ledger.event_kind NOT NULL,
-    asset_id uuid,
-    collection_id uuid,
     block_number bigint NOT NULL,
-    block_hash bytea NOT NULL,
-    tx_hash bytea NOT NULL,
-    event_index integer NOT NULL,
     event_time timestamp with time zone NOT NULL,
+    network_id integer NOT NULL,
+    event_index integer NOT NULL,
+    event_kind ledger.event_kind NOT NULL,
     finality_status ledger.event_finality_status NOT NULL,
     is_reverted boolean DEFAULT false NOT NULL,
-    blob_ref text
-)
-PARTITION BY HASH (network_id);
+    id uuid NOT NULL,
+    asset_id uuid,
+    collection_id uuid,
+    from_account_id uuid,
+    to_account_id uuid,
+    qty_delta numeric(78,0),
+    block_hash bytea NOT NULL,
+    tx_hash bytea NOT NULL,
+    source_event_id text NOT NULL,
+    sub_index text NOT NULL,
+    blob_ref text,
+    CONSTRAINT normalized_events_movement CHECK (
+CASE
+    WHEN (qty_delta IS NULL) THEN ((from_account_id IS NULL) AND (to_account_id IS NULL))
+    ELSE (asset_id IS NOT NULL)
+END)
+);
+ALTER TABLE ONLY ledger.normalized_events ALTER COLUMN block_hash SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events ALTER COLUMN tx_hash SET STATISTICS 0;
+ALTER TABLE ONLY ledger.normalized_events ALTER COLUMN source_event_id SET STATISTICS 0;
 
 COMMENT ON COLUMN ledger.normalized_events.finality_status IS 'as it was when the row was written: ledger.events_now says what it is now';
 
@@ -497,198 +506,27 @@ CREATE TABLE ledger.log_heights (
     height bigint DEFAULT '-1'::integer NOT NULL
 );
 
-CREATE TABLE ledger.normalized_event_deltas (
-    normalized_event_id uuid NOT NULL,
-    delta_index integer NOT NULL,
-    asset_id uuid NOT NULL,
-    from_account_id uuid,
-    to_account_id uuid,
-    qty_delta numeric(78,0) NOT NULL
-);
+CREATE VIEW ledger.normalized_event_deltas AS
+ SELECT e.id AS normalized_event_id,
+    0 AS delta_index,
+    e.asset_id,
+    e.from_account_id,
+    e.to_account_id,
+    e.qty_delta
+   FROM ledger.normalized_events e
+  WHERE (e.qty_delta IS NOT NULL);
 
-CREATE TABLE ledger.normalized_event_keys (
-    normalized_event_id uuid NOT NULL,
-    event_uid bytea NOT NULL,
-    source_event_id text NOT NULL,
-    sub_index text NOT NULL,
-    network_id integer NOT NULL,
-    block_number bigint NOT NULL,
-    block_hash bytea NOT NULL,
-    finality_status ledger.event_finality_status NOT NULL,
-    is_reverted boolean DEFAULT false NOT NULL
-);
-ALTER TABLE ONLY ledger.normalized_event_keys ALTER COLUMN event_uid SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_event_keys ALTER COLUMN source_event_id SET STATISTICS 0;
-
-COMMENT ON COLUMN ledger.normalized_event_keys.finality_status IS 'as it was when the row was written: ledger.events_now says what it is now';
-
-CREATE TABLE ledger.normalized_events_0 (
-    id uuid NOT NULL,
-    source_event_id text NOT NULL,
-    sub_index text NOT NULL,
-    network_id integer NOT NULL,
-    event_kind ledger.event_kind NOT NULL,
-    asset_id uuid,
-    collection_id uuid,
-    block_number bigint NOT NULL,
-    block_hash bytea NOT NULL,
-    tx_hash bytea NOT NULL,
-    event_index integer NOT NULL,
-    event_time timestamp with time zone NOT NULL,
-    finality_status ledger.event_finality_status NOT NULL,
-    is_reverted boolean DEFAULT false NOT NULL,
-    blob_ref text
-);
-ALTER TABLE ONLY ledger.normalized_events_0 ALTER COLUMN source_event_id SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_events_0 ALTER COLUMN block_hash SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_events_0 ALTER COLUMN tx_hash SET STATISTICS 0;
-
-CREATE TABLE ledger.normalized_events_1 (
-    id uuid NOT NULL,
-    source_event_id text NOT NULL,
-    sub_index text NOT NULL,
-    network_id integer NOT NULL,
-    event_kind ledger.event_kind NOT NULL,
-    asset_id uuid,
-    collection_id uuid,
-    block_number bigint NOT NULL,
-    block_hash bytea NOT NULL,
-    tx_hash bytea NOT NULL,
-    event_index integer NOT NULL,
-    event_time timestamp with time zone NOT NULL,
-    finality_status ledger.event_finality_status NOT NULL,
-    is_reverted boolean DEFAULT false NOT NULL,
-    blob_ref text
-);
-ALTER TABLE ONLY ledger.normalized_events_1 ALTER COLUMN source_event_id SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_events_1 ALTER COLUMN block_hash SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_events_1 ALTER COLUMN tx_hash SET STATISTICS 0;
-
-CREATE TABLE ledger.normalized_events_2 (
-    id uuid NOT NULL,
-    source_event_id text NOT NULL,
-    sub_index text NOT NULL,
-    network_id integer NOT NULL,
-    event_kind ledger.event_kind NOT NULL,
-    asset_id uuid,
-    collection_id uuid,
-    block_number bigint NOT NULL,
-    block_hash bytea NOT NULL,
-    tx_hash bytea NOT NULL,
-    event_index integer NOT NULL,
-    event_time timestamp with time zone NOT NULL,
-    finality_status ledger.event_finality_status NOT NULL,
-    is_reverted boolean DEFAULT false NOT NULL,
-    blob_ref text
-);
-ALTER TABLE ONLY ledger.normalized_events_2 ALTER COLUMN source_event_id SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_events_2 ALTER COLUMN block_hash SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_events_2 ALTER COLUMN tx_hash SET STATISTICS 0;
-
-CREATE TABLE ledger.normalized_events_3 (
-    id uuid NOT NULL,
-    source_event_id text NOT NULL,
-    sub_index text NOT NULL,
-    network_id integer NOT NULL,
-    event_kind ledger.event_kind NOT NULL,
-    asset_id uuid,
-    collection_id uuid,
-    block_number bigint NOT NULL,
-    block_hash bytea NOT NULL,
-    tx_hash bytea NOT NULL,
-    event_index integer NOT NULL,
-    event_time timestamp with time zone NOT NULL,
-    finality_status ledger.event_finality_status NOT NULL,
-    is_reverted boolean DEFAULT false NOT NULL,
-    blob_ref text
-);
-ALTER TABLE ONLY ledger.normalized_events_3 ALTER COLUMN source_event_id SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_events_3 ALTER COLUMN block_hash SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_events_3 ALTER COLUMN tx_hash SET STATISTICS 0;
-
-CREATE TABLE ledger.normalized_events_4 (
-    id uuid NOT NULL,
-    source_event_id text NOT NULL,
-    sub_index text NOT NULL,
-    network_id integer NOT NULL,
-    event_kind ledger.event_kind NOT NULL,
-    asset_id uuid,
-    collection_id uuid,
-    block_number bigint NOT NULL,
-    block_hash bytea NOT NULL,
-    tx_hash bytea NOT NULL,
-    event_index integer NOT NULL,
-    event_time timestamp with time zone NOT NULL,
-    finality_status ledger.event_finality_status NOT NULL,
-    is_reverted boolean DEFAULT false NOT NULL,
-    blob_ref text
-);
-ALTER TABLE ONLY ledger.normalized_events_4 ALTER COLUMN source_event_id SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_events_4 ALTER COLUMN block_hash SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_events_4 ALTER COLUMN tx_hash SET STATISTICS 0;
-
-CREATE TABLE ledger.normalized_events_5 (
-    id uuid NOT NULL,
-    source_event_id text NOT NULL,
-    sub_index text NOT NULL,
-    network_id integer NOT NULL,
-    event_kind ledger.event_kind NOT NULL,
-    asset_id uuid,
-    collection_id uuid,
-    block_number bigint NOT NULL,
-    block_hash bytea NOT NULL,
-    tx_hash bytea NOT NULL,
-    event_index integer NOT NULL,
-    event_time timestamp with time zone NOT NULL,
-    finality_status ledger.event_finality_status NOT NULL,
-    is_reverted boolean DEFAULT false NOT NULL,
-    blob_ref text
-);
-ALTER TABLE ONLY ledger.normalized_events_5 ALTER COLUMN source_event_id SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_events_5 ALTER COLUMN block_hash SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_events_5 ALTER COLUMN tx_hash SET STATISTICS 0;
-
-CREATE TABLE ledger.normalized_events_6 (
-    id uuid NOT NULL,
-    source_event_id text NOT NULL,
-    sub_index text NOT NULL,
-    network_id integer NOT NULL,
-    event_kind ledger.event_kind NOT NULL,
-    asset_id uuid,
-    collection_id uuid,
-    block_number bigint NOT NULL,
-    block_hash bytea NOT NULL,
-    tx_hash bytea NOT NULL,
-    event_index integer NOT NULL,
-    event_time timestamp with time zone NOT NULL,
-    finality_status ledger.event_finality_status NOT NULL,
-    is_reverted boolean DEFAULT false NOT NULL,
-    blob_ref text
-);
-ALTER TABLE ONLY ledger.normalized_events_6 ALTER COLUMN source_event_id SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_events_6 ALTER COLUMN block_hash SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_events_6 ALTER COLUMN tx_hash SET STATISTICS 0;
-
-CREATE TABLE ledger.normalized_events_7 (
-    id uuid NOT NULL,
-    source_event_id text NOT NULL,
-    sub_index text NOT NULL,
-    network_id integer NOT NULL,
-    event_kind ledger.event_kind NOT NULL,
-    asset_id uuid,
-    collection_id uuid,
-    block_number bigint NOT NULL,
-    block_hash bytea NOT NULL,
-    tx_hash bytea NOT NULL,
-    event_index integer NOT NULL,
-    event_time timestamp with time zone NOT NULL,
-    finality_status ledger.event_finality_status NOT NULL,
-    is_reverted boolean DEFAULT false NOT NULL,
-    blob_ref text
-);
-ALTER TABLE ONLY ledger.normalized_events_7 ALTER COLUMN source_event_id SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_events_7 ALTER COLUMN block_hash SET STATISTICS 0;
-ALTER TABLE ONLY ledger.normalized_events_7 ALTER COLUMN tx_hash SET STATISTICS 0;
+CREATE VIEW ledger.normalized_event_keys AS
+ SELECT e.id AS normalized_event_id,
+    sha256(convert_to(((e.source_event_id || ':'::text) || e.sub_index), 'UTF8'::name)) AS event_uid,
+    e.source_event_id,
+    e.sub_index,
+    e.network_id,
+    e.block_number,
+    e.block_hash,
+    e.finality_status,
+    e.is_reverted
+   FROM ledger.normalized_events e;
 
 CREATE TABLE ledger.openings (
     asset_id uuid NOT NULL,
@@ -1459,22 +1297,6 @@ CREATE TABLE system.sync_cursors (
     shard integer DEFAULT 0 NOT NULL
 );
 
-ALTER TABLE ONLY ledger.normalized_events ATTACH PARTITION ledger.normalized_events_0 FOR VALUES WITH (modulus 8, remainder 0);
-
-ALTER TABLE ONLY ledger.normalized_events ATTACH PARTITION ledger.normalized_events_1 FOR VALUES WITH (modulus 8, remainder 1);
-
-ALTER TABLE ONLY ledger.normalized_events ATTACH PARTITION ledger.normalized_events_2 FOR VALUES WITH (modulus 8, remainder 2);
-
-ALTER TABLE ONLY ledger.normalized_events ATTACH PARTITION ledger.normalized_events_3 FOR VALUES WITH (modulus 8, remainder 3);
-
-ALTER TABLE ONLY ledger.normalized_events ATTACH PARTITION ledger.normalized_events_4 FOR VALUES WITH (modulus 8, remainder 4);
-
-ALTER TABLE ONLY ledger.normalized_events ATTACH PARTITION ledger.normalized_events_5 FOR VALUES WITH (modulus 8, remainder 5);
-
-ALTER TABLE ONLY ledger.normalized_events ATTACH PARTITION ledger.normalized_events_6 FOR VALUES WITH (modulus 8, remainder 6);
-
-ALTER TABLE ONLY ledger.normalized_events ATTACH PARTITION ledger.normalized_events_7 FOR VALUES WITH (modulus 8, remainder 7);
-
 ALTER TABLE ONLY ledger.ownership_history ATTACH PARTITION ledger.ownership_history_0000 FOR VALUES FROM (MINVALUE) TO (MAXVALUE);
 
 ALTER TABLE ONLY system.bus_log ATTACH PARTITION system.bus_log_default DEFAULT;
@@ -1528,38 +1350,8 @@ ALTER TABLE ONLY ledger.log_heights
 ALTER TABLE ONLY ledger.network_progress
     ADD CONSTRAINT network_progress_pkey PRIMARY KEY (network_id);
 
-ALTER TABLE ONLY ledger.normalized_event_deltas
-    ADD CONSTRAINT normalized_event_deltas_pkey PRIMARY KEY (normalized_event_id, delta_index);
-
-ALTER TABLE ONLY ledger.normalized_event_keys
-    ADD CONSTRAINT normalized_event_keys_pkey PRIMARY KEY (normalized_event_id);
-
 ALTER TABLE ONLY ledger.normalized_events
-    ADD CONSTRAINT normalized_events_pkey PRIMARY KEY (network_id, id);
-
-ALTER TABLE ONLY ledger.normalized_events_0
-    ADD CONSTRAINT normalized_events_0_pkey PRIMARY KEY (network_id, id);
-
-ALTER TABLE ONLY ledger.normalized_events_1
-    ADD CONSTRAINT normalized_events_1_pkey PRIMARY KEY (network_id, id);
-
-ALTER TABLE ONLY ledger.normalized_events_2
-    ADD CONSTRAINT normalized_events_2_pkey PRIMARY KEY (network_id, id);
-
-ALTER TABLE ONLY ledger.normalized_events_3
-    ADD CONSTRAINT normalized_events_3_pkey PRIMARY KEY (network_id, id);
-
-ALTER TABLE ONLY ledger.normalized_events_4
-    ADD CONSTRAINT normalized_events_4_pkey PRIMARY KEY (network_id, id);
-
-ALTER TABLE ONLY ledger.normalized_events_5
-    ADD CONSTRAINT normalized_events_5_pkey PRIMARY KEY (network_id, id);
-
-ALTER TABLE ONLY ledger.normalized_events_6
-    ADD CONSTRAINT normalized_events_6_pkey PRIMARY KEY (network_id, id);
-
-ALTER TABLE ONLY ledger.normalized_events_7
-    ADD CONSTRAINT normalized_events_7_pkey PRIMARY KEY (network_id, id);
+    ADD CONSTRAINT normalized_events_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY ledger.openings
     ADD CONSTRAINT openings_pkey PRIMARY KEY (asset_id, account_id);
@@ -1736,29 +1528,13 @@ CREATE INDEX accounts_by_address ON ledger.accounts USING btree (network_id, add
 
 CREATE INDEX applied_events_by_age ON ledger.applied_events USING brin (applied_at);
 
-CREATE INDEX normalized_event_deltas_by_asset ON ledger.normalized_event_deltas USING btree (asset_id);
+CREATE INDEX normalized_events_by_asset ON ledger.normalized_events USING btree (asset_id) WHERE (qty_delta IS NOT NULL);
 
-CREATE INDEX normalized_event_keys_open ON ledger.normalized_event_keys USING btree (network_id, block_number) WHERE (finality_status <> 'finalized'::ledger.event_finality_status);
+CREATE INDEX normalized_events_by_time ON ledger.normalized_events USING btree (network_id, event_time DESC);
 
-CREATE INDEX normalized_event_keys_reverted ON ledger.normalized_event_keys USING btree (network_id, block_number) WHERE is_reverted;
+CREATE INDEX normalized_events_open ON ledger.normalized_events USING btree (network_id, block_number) WHERE (finality_status <> 'finalized'::ledger.event_finality_status);
 
-CREATE INDEX normalized_events_by_time ON ONLY ledger.normalized_events USING btree (network_id, event_time DESC);
-
-CREATE INDEX normalized_events_0_network_id_event_time_idx ON ledger.normalized_events_0 USING btree (network_id, event_time DESC);
-
-CREATE INDEX normalized_events_1_network_id_event_time_idx ON ledger.normalized_events_1 USING btree (network_id, event_time DESC);
-
-CREATE INDEX normalized_events_2_network_id_event_time_idx ON ledger.normalized_events_2 USING btree (network_id, event_time DESC);
-
-CREATE INDEX normalized_events_3_network_id_event_time_idx ON ledger.normalized_events_3 USING btree (network_id, event_time DESC);
-
-CREATE INDEX normalized_events_4_network_id_event_time_idx ON ledger.normalized_events_4 USING btree (network_id, event_time DESC);
-
-CREATE INDEX normalized_events_5_network_id_event_time_idx ON ledger.normalized_events_5 USING btree (network_id, event_time DESC);
-
-CREATE INDEX normalized_events_6_network_id_event_time_idx ON ledger.normalized_events_6 USING btree (network_id, event_time DESC);
-
-CREATE INDEX normalized_events_7_network_id_event_time_idx ON ledger.normalized_events_7 USING btree (network_id, event_time DESC);
+CREATE INDEX normalized_events_reverted ON ledger.normalized_events USING btree (network_id, block_number) WHERE is_reverted;
 
 CREATE INDEX ownership_current_by_account ON ledger.ownership_current USING btree (account_id, finality_status);
 
@@ -1817,38 +1593,6 @@ CREATE INDEX outbox_events_default_id_idx ON system.outbox_events_default USING 
 CREATE INDEX outbox_events_default_xid_seq_idx ON system.outbox_events_default USING btree (xid, seq);
 
 CREATE INDEX reorg_checkpoints_recent ON system.reorg_checkpoints USING btree (checked_at DESC) WHERE (NOT is_canonical);
-
-ALTER INDEX ledger.normalized_events_by_time ATTACH PARTITION ledger.normalized_events_0_network_id_event_time_idx;
-
-ALTER INDEX ledger.normalized_events_pkey ATTACH PARTITION ledger.normalized_events_0_pkey;
-
-ALTER INDEX ledger.normalized_events_by_time ATTACH PARTITION ledger.normalized_events_1_network_id_event_time_idx;
-
-ALTER INDEX ledger.normalized_events_pkey ATTACH PARTITION ledger.normalized_events_1_pkey;
-
-ALTER INDEX ledger.normalized_events_by_time ATTACH PARTITION ledger.normalized_events_2_network_id_event_time_idx;
-
-ALTER INDEX ledger.normalized_events_pkey ATTACH PARTITION ledger.normalized_events_2_pkey;
-
-ALTER INDEX ledger.normalized_events_by_time ATTACH PARTITION ledger.normalized_events_3_network_id_event_time_idx;
-
-ALTER INDEX ledger.normalized_events_pkey ATTACH PARTITION ledger.normalized_events_3_pkey;
-
-ALTER INDEX ledger.normalized_events_by_time ATTACH PARTITION ledger.normalized_events_4_network_id_event_time_idx;
-
-ALTER INDEX ledger.normalized_events_pkey ATTACH PARTITION ledger.normalized_events_4_pkey;
-
-ALTER INDEX ledger.normalized_events_by_time ATTACH PARTITION ledger.normalized_events_5_network_id_event_time_idx;
-
-ALTER INDEX ledger.normalized_events_pkey ATTACH PARTITION ledger.normalized_events_5_pkey;
-
-ALTER INDEX ledger.normalized_events_by_time ATTACH PARTITION ledger.normalized_events_6_network_id_event_time_idx;
-
-ALTER INDEX ledger.normalized_events_pkey ATTACH PARTITION ledger.normalized_events_6_pkey;
-
-ALTER INDEX ledger.normalized_events_by_time ATTACH PARTITION ledger.normalized_events_7_network_id_event_time_idx;
-
-ALTER INDEX ledger.normalized_events_pkey ATTACH PARTITION ledger.normalized_events_7_pkey;
 
 ALTER INDEX system.bus_log_pkey ATTACH PARTITION system.bus_log_default_pkey;
 

@@ -75,9 +75,6 @@ async fn fill(seed: &Seed) -> anyhow::Result<()> {
              event_time, normalized_event_id, leg)
          select md5('x' || n % 3000)::uuid, md5('x' || n % 900)::uuid, 1, 21000000 + n, 0, 1, now(), gen_random_uuid(), 1
            from generate_series(1, 30000) n;
-         insert into ledger.normalized_event_keys (normalized_event_id, event_uid, source_event_id, sub_index, network_id,
-             block_number, block_hash, finality_status)
-         select md5('x' || n)::uuid, '\\x00', 'e' || n, '0', 1, 21000000 + n, '\\x00', 'finalized' from generate_series(1, 20000) n;
          insert into ledger.normalized_events (id, source_event_id, sub_index, network_id, event_kind, block_number,
              block_hash, tx_hash, event_index, event_time, finality_status)
          select md5('x' || n)::uuid, 'e' || n, '0', 1, 'transfer', 21000000 + n, '\\x00', '\\x00', 0, now(), 'finalized'

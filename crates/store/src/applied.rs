@@ -79,10 +79,10 @@ const WAS_APPLIED: &str = "
         or exists (select 1 from ledger.applied_events_archive a
                     where a.consumer = $1 and a.normalized_event_id = u.id)
         or exists (select 1
-                     from ledger.normalized_event_keys k
-                     join ledger.network_progress p on p.network_id = k.network_id
-                    where k.normalized_event_id = u.id and k.network_id = $2
-                      and k.block_number <= p.history_height and not k.is_reverted
+                     from ledger.normalized_events e
+                     join ledger.network_progress p on p.network_id = e.network_id
+                    where e.id = u.id and e.network_id = $2
+                      and e.block_number <= p.history_height and not e.is_reverted
                       and not exists (select 1 from ledger.quarantine q
                                        where q.consumer = $1 and q.normalized_event_id = u.id
                                          and q.resolved_at is null))";

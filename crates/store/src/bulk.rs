@@ -232,12 +232,8 @@ pub(crate) async fn create_merge_tables(tx: &Tx<'_>) -> Result<(), StoreError> {
 pub struct Log {
     /// Ids of all events, for the rare case that some were reverted before.
     pub ids: CopyBuffer,
-    /// ledger.normalized_event_keys
-    pub keys: CopyBuffer,
     /// ledger.normalized_events
     pub events: CopyBuffer,
-    /// ledger.normalized_event_deltas
-    pub deltas: CopyBuffer,
     /// ledger.ownership_history
     pub history: CopyBuffer,
     /// projection.transfers
@@ -246,16 +242,10 @@ pub struct Log {
     pub blocks: CopyBuffer,
 }
 
-const COPY_KEYS: &str = "
-    copy ledger.normalized_event_keys (normalized_event_id, event_uid, source_event_id, sub_index, network_id,
-        block_number, block_hash, finality_status, is_reverted) from stdin (format binary)";
 const COPY_EVENTS: &str = "
     copy ledger.normalized_events (id, source_event_id, sub_index, network_id, event_kind, asset_id, collection_id,
-        block_number, block_hash, tx_hash, event_index, event_time, finality_status, is_reverted, blob_ref)
-        from stdin (format binary)";
-const COPY_DELTAS: &str = "
-    copy ledger.normalized_event_deltas (normalized_event_id, delta_index, asset_id, from_account_id, to_account_id,
-        qty_delta) from stdin (format binary)";
+        from_account_id, to_account_id, qty_delta, block_number, block_hash, tx_hash, event_index, event_time,
+        finality_status, is_reverted, blob_ref) from stdin (format binary)";
 const COPY_HISTORY: &str = "
     copy ledger.ownership_history (asset_id, account_id, network_id, block_number, event_index, qty_delta, event_time,
         normalized_event_id, leg) from stdin (format binary)";
@@ -271,9 +261,7 @@ pub async fn append(tx: &Tx<'_>, network: NetworkId, log: Log) -> Result<(), Sto
     if has_reverted_events(tx, network).await? {
         forget_reverted(tx, network, log.ids).await?;
     }
-    tx.copy_in("append event keys", COPY_KEYS, log.keys).await?;
     tx.copy_in("append events", COPY_EVENTS, log.events).await?;
-    tx.copy_in("append deltas", COPY_DELTAS, log.deltas).await?;
     tx.copy_in("append ownership history", COPY_HISTORY, log.history).await?;
     tx.copy_in("append transfers", COPY_TRANSFERS, log.transfers).await?;
     tx.copy_in("append block cards", COPY_BLOCKS, log.blocks).await?;
@@ -281,18 +269,10 @@ pub async fn append(tx: &Tx<'_>, network: NetworkId, log: Log) -> Result<(), Sto
 }
 
 const HAS_REVERTED: &str = "
-    select exists (select 1 from ledger.normalized_event_keys where network_id = $1 and is_reverted)";
+    select exists (select 1 from ledger.normalized_events where network_id = $1 and is_reverted)";
 const COPY_EVENT_IDS: &str = "copy seg_events from stdin (format binary)";
-const FORGET_KEYS: &str = "
-    delete from ledger.normalized_event_keys k using seg_events s
-     where k.normalized_event_id = s.id and k.is_reverted";
 const FORGET_EVENTS: &str = "
-    delete from ledger.normalized_events e using seg_events s
-     where e.network_id = $1 and e.id = s.id and e.is_reverted";
-const FORGET_DELTAS: &str = "
-    delete from ledger.normalized_event_deltas d using seg_events s
-     where d.normalized_event_id = s.id
-       and not exists (select 1 from ledger.normalized_event_keys k where k.normalized_event_id = s.id)";
+    delete from ledger.normalized_events e using seg_events s where e.id = s.id and e.is_reverted";
 const FORGET_TRANSFERS: &str = "
     delete from projection.transfers t using seg_events s
      where t.network_id = $1 and t.event_id = s.id and t.is_reverted";
@@ -307,9 +287,7 @@ async fn has_reverted_events(tx: &Tx<'_>, network: NetworkId) -> Result<bool, St
 async fn forget_reverted(tx: &Tx<'_>, network: NetworkId, ids: CopyBuffer) -> Result<(), StoreError> {
     tx.batch("create the table of event ids", CREATE_TEMP_EVENT_IDS).await?;
     tx.copy_in("stage event ids", COPY_EVENT_IDS, ids).await?;
-    tx.execute("forget reverted keys", FORGET_KEYS, &[]).await?;
-    tx.execute("forget reverted events", FORGET_EVENTS, &[&network.0]).await?;
-    tx.execute("forget reverted deltas", FORGET_DELTAS, &[]).await?;
+    tx.execute("forget reverted events", FORGET_EVENTS, &[]).await?;
     tx.execute("forget reverted transfers", FORGET_TRANSFERS, &[&network.0]).await?;
     Ok(())
 }
@@ -705,8 +683,9 @@ pub async fn count_reorg(tx: &Tx<'_>, network: NetworkId) -> Result<(), StoreErr
     Ok(())
 }
 
-const LEDGER_IS_EMPTY: &str = "select not exists (select 1 from ledger.normalized_event_keys limit 1)";
+const LEDGER_IS_EMPTY: &str = "select not exists (select 1 from ledger.normalized_events limit 1)";
 // What Postgres says of a partitioned table's index would build it for the parent `ONLY`, and for no partition.
+// Those of what is open or reverted are looked into by every segment, and history writes nothing to them.
 const DEFERRABLE: &str = "
     select format('%I.%I', n.nspname, i.relname), replace(pg_get_indexdef(i.oid), ' ON ONLY ', ' ON ')
       from pg_class i
@@ -714,9 +693,9 @@ const DEFERRABLE: &str = "
       join pg_index x on x.indexrelid = i.oid
       join pg_class t on t.oid = x.indrelid
      where n.nspname in ('ledger', 'catalog', 'projection') and not x.indisunique and i.relkind in ('i', 'I')
-       and not i.relispartition
+       and not i.relispartition and i.relname not in ('normalized_events_open', 'normalized_events_reverted')
        and (format('%I.%I', n.nspname, t.relname) in (
-           'ledger.normalized_events', 'ledger.normalized_event_deltas', 'ledger.ownership_current',
+           'ledger.normalized_events', 'ledger.ownership_current',
            'ledger.accounts', 'catalog.assets', 'projection.ownership_view', 'projection.collection_holders',
            'projection.asset_cards', 'projection.account_summaries', 'projection.block_cards')
            or t.oid in (select inhrelid from pg_inherits where inhparent = 'ledger.ownership_history'::regclass))

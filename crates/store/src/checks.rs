@@ -22,18 +22,17 @@ pub const CHECKS: &[Check] = &[
         name: "owners_equal_the_log",
         sql: "
     with log as (
-        select d.asset_id, l.account_id, sum(l.qty) as qty
-          from ledger.normalized_event_keys k
-          join ledger.normalized_event_deltas d on d.normalized_event_id = k.normalized_event_id
-         cross join lateral (values (d.from_account_id, -abs(d.qty_delta)),
-                                    (d.to_account_id, abs(d.qty_delta))) l (account_id, qty)
-         where d.asset_id between $3 and $4
-           and k.network_id = $1 and not k.is_reverted
-           and k.block_number <= (select finalized_height from ledger.network_progress where network_id = $1)
+        select e.asset_id, l.account_id, sum(l.qty) as qty
+          from ledger.normalized_events e
+         cross join lateral (values (e.from_account_id, -abs(e.qty_delta)),
+                                    (e.to_account_id, abs(e.qty_delta))) l (account_id, qty)
+         where e.asset_id between $3 and $4 and e.qty_delta is not null
+           and e.network_id = $1 and not e.is_reverted
+           and e.block_number <= (select finalized_height from ledger.network_progress where network_id = $1)
            and l.account_id is not null
            and not exists (select 1 from ledger.quarantine q
                             where q.consumer = 'state-updater' and q.resolved_at is null
-                              and q.normalized_event_id = k.normalized_event_id)
+                              and q.normalized_event_id = e.id)
          group by 1, 2 having sum(l.qty) <> 0
     ), now as (
         select asset_id, account_id, qty from ledger.ownership_current
@@ -90,16 +89,15 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "movements_fit_their_kind",
         sql: "
-    select d.asset_id, format('event %s is a %s from %s to %s of %s', e.id, e.event_kind, d.from_account_id,
-                  d.to_account_id, d.qty_delta)
+    select e.asset_id, format('event %s is a %s from %s to %s of %s', e.id, e.event_kind, e.from_account_id,
+                  e.to_account_id, e.qty_delta)
       from ledger.normalized_events e
-      join ledger.normalized_event_deltas d on d.normalized_event_id = e.id
-     where e.network_id = $1 and e.id between $3 and $4
+     where e.network_id = $1 and e.id between $3 and $4 and e.qty_delta is not null
        and case e.event_kind
-           when 'mint' then d.from_account_id is not null or d.to_account_id is null or d.qty_delta < 0
-           when 'opening' then d.from_account_id is not null or d.to_account_id is null or d.qty_delta < 0
-           when 'burn' then d.from_account_id is null or d.to_account_id is not null or d.qty_delta > 0
-           when 'transfer' then d.from_account_id is null or d.to_account_id is null or d.qty_delta < 0
+           when 'mint' then e.from_account_id is not null or e.to_account_id is null or e.qty_delta < 0
+           when 'opening' then e.from_account_id is not null or e.to_account_id is null or e.qty_delta < 0
+           when 'burn' then e.from_account_id is null or e.to_account_id is not null or e.qty_delta > 0
+           when 'transfer' then e.from_account_id is null or e.to_account_id is null or e.qty_delta < 0
            else false end
      limit $2",
     },
@@ -107,61 +105,54 @@ pub const CHECKS: &[Check] = &[
         name: "applied_events_exist_and_stand",
         sql: "
     select null::uuid, format('%s applied event %s, which is %s', a.consumer, a.normalized_event_id,
-                  case when k.is_reverted then 'reverted' when k.block_number is null then 'not in the log'
+                  case when e.is_reverted then 'reverted' when e.block_number is null then 'not in the log'
                        else 'not final' end)
       from ledger.applied_events a
-      left join ledger.normalized_event_keys k on k.normalized_event_id = a.normalized_event_id
+      left join ledger.normalized_events e on e.id = a.normalized_event_id
      where a.normalized_event_id between $3 and $4
-       and ((k.network_id = $1
-             and (k.is_reverted or k.block_number > (select finalized_height from ledger.network_progress
+       and ((e.network_id = $1
+             and (e.is_reverted or e.block_number > (select finalized_height from ledger.network_progress
                                                       where network_id = $1)))
-            or k.normalized_event_id is null)
+            or e.id is null)
      limit $2",
     },
     Check {
         name: "final_events_are_applied",
         sql: "
-    select null::uuid, format('event %s of block %s is final and was not applied', k.normalized_event_id, k.block_number)
-      from ledger.normalized_event_keys k
-      join ledger.network_progress p on p.network_id = k.network_id
-     where k.normalized_event_id between $3 and $4
-       and k.network_id = $1 and not k.is_reverted
-       and k.block_number > p.history_height and k.block_number <= p.finalized_height
+    select null::uuid, format('event %s of block %s is final and was not applied', e.id, e.block_number)
+      from ledger.normalized_events e
+      join ledger.network_progress p on p.network_id = e.network_id
+     where e.id between $3 and $4
+       and e.network_id = $1 and not e.is_reverted
+       and e.block_number > p.history_height and e.block_number <= p.finalized_height
        and not exists (select 1 from ledger.applied_events a
-                        where a.consumer = 'state-updater' and a.normalized_event_id = k.normalized_event_id)
+                        where a.consumer = 'state-updater' and a.normalized_event_id = e.id)
        and not exists (select 1 from ledger.applied_events_archive a
-                        where a.consumer = 'state-updater' and a.normalized_event_id = k.normalized_event_id)
+                        where a.consumer = 'state-updater' and a.normalized_event_id = e.id)
        and not exists (select 1 from ledger.quarantine q
-                        where q.consumer = 'state-updater' and q.normalized_event_id = k.normalized_event_id)
+                        where q.consumer = 'state-updater' and q.normalized_event_id = e.id)
      limit $2",
     },
     Check {
-        name: "keys_and_events_agree",
+        name: "reverted_events_say_so",
         sql: "
-    select e.asset_id, format('event %s: its key says block %s %s, its row says block %s %s',
-                  coalesce(k.normalized_event_id, e.id), k.block_number, k.finality_status, e.block_number,
-                  e.finality_status)
-      from (select * from ledger.normalized_event_keys
-             where normalized_event_id between $3 and $4 and network_id = $1) k
-      full join (select * from ledger.normalized_events
-                  where id between $3 and $4 and network_id = $1) e on e.id = k.normalized_event_id
-     where (k.block_number, k.block_hash, k.finality_status, k.is_reverted) is distinct from
-           (e.block_number, e.block_hash, e.finality_status, e.is_reverted)
-        or k.is_reverted <> (k.finality_status = 'reverted')
+    select e.asset_id, format('event %s of block %s is %s, and reverted: %s', e.id, e.block_number, e.finality_status,
+                  e.is_reverted)
+      from ledger.normalized_events e
+     where e.id between $3 and $4 and e.network_id = $1 and e.is_reverted <> (e.finality_status = 'reverted')
      limit $2",
     },
     Check {
         name: "open_legs_equal_the_open_log",
         sql: "
     with log as (
-        select d.asset_id, l.account_id, d.normalized_event_id, l.leg, l.qty as qty_delta
-          from ledger.normalized_event_keys k
-          join ledger.normalized_event_deltas d on d.normalized_event_id = k.normalized_event_id
-         cross join lateral (values (0::smallint, d.from_account_id, -abs(d.qty_delta)),
-                                    (1::smallint, d.to_account_id, abs(d.qty_delta))) l (leg, account_id, qty)
-         where d.asset_id between $3 and $4
-           and k.network_id = $1 and not k.is_reverted
-           and k.block_number > (select finalized_height from ledger.network_progress where network_id = $1)
+        select e.asset_id, l.account_id, e.id as normalized_event_id, l.leg, l.qty as qty_delta
+          from ledger.normalized_events e
+         cross join lateral (values (0::smallint, e.from_account_id, -abs(e.qty_delta)),
+                                    (1::smallint, e.to_account_id, abs(e.qty_delta))) l (leg, account_id, qty)
+         where e.asset_id between $3 and $4 and e.qty_delta is not null
+           and e.network_id = $1 and not e.is_reverted
+           and e.block_number > (select finalized_height from ledger.network_progress where network_id = $1)
            and l.account_id is not null and l.qty <> 0
     ), open as (
         select asset_id, account_id, normalized_event_id, leg, qty_delta
@@ -177,11 +168,11 @@ pub const CHECKS: &[Check] = &[
         name: "finality_never_regressed",
         sql: "
     select null::uuid, format('event %s of block %s was written as %s, the ledger is final up to %s',
-                  k.normalized_event_id, k.block_number, k.finality_status, p.finalized_height)
-      from ledger.normalized_event_keys k
-      join ledger.network_progress p on p.network_id = k.network_id
-     where k.normalized_event_id between $3 and $4 and k.network_id = $1
-       and k.finality_status = 'finalized' and k.block_number > p.finalized_height
+                  e.id, e.block_number, e.finality_status, p.finalized_height)
+      from ledger.normalized_events e
+      join ledger.network_progress p on p.network_id = e.network_id
+     where e.id between $3 and $4 and e.network_id = $1
+       and e.finality_status = 'finalized' and e.block_number > p.finalized_height
      limit $2",
     },
 ];

@@ -1,5 +1,6 @@
-//! The event log: keys, events, deltas, and what is still open above finality. Every statement takes a whole
-//! set; ids are sorted before they are written. A finalized row is never touched here except by a rewind.
+//! The event log, one row for each event with what it moved (ADR 0026), and what is still open above finality. Every
+//! statement takes a whole set; ids are sorted before they are written. A finalized row is never touched here except
+//! by a rewind.
 //!
 //! A canonical event is final when its block is at or below its network's line (`network_progress.finalized_height`),
 //! confirmed likewise: no row is written for it (ADR 0021). The stored status is `finalized` only where history wrote
@@ -18,9 +19,8 @@ use time::OffsetDateTime;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use crate::db::{StoreError, Tx};
+use crate::db::{Param, StoreError, Tx};
 use crate::log_height;
-use crate::together::both;
 
 /// Below this height the canonical events of a network are final.
 macro_rules! final_line {
@@ -114,101 +114,82 @@ pub struct Upserted {
     pub contradicted: BTreeSet<EventId>,
 }
 
+/// The columns of [`EventColumns`] as `u`, from parameter 2 on; parameter 1 is the network.
+macro_rules! given_events {
+    () => {
+        "unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::uuid[], $8::uuid[], $9::uuid[],
+                  $10::text[], $11::bigint[], $12::bytea[], $13::bytea[], $14::int[], $15::timestamptz[], $16::text[],
+                  $17::text[])
+           u (id, source, sub, kind, asset, collection, sender, receiver, qty, block_number, block_hash, tx_hash,
+              event_index, event_time, status, blob_ref)"
+    };
+}
+/// The status that is written; confirmed is what the line says (ADR 0021).
+macro_rules! written_status {
+    () => {
+        "(case u.status when 'confirmed' then 'pending' else u.status end)::ledger.event_finality_status"
+    };
+}
+
+const INSERT_EVENTS: &str = concat!(
+    "
+    insert into ledger.normalized_events
+        (id, source_event_id, sub_index, network_id, event_kind, asset_id, collection_id, from_account_id,
+         to_account_id, qty_delta, block_number, block_hash, tx_hash, event_index, event_time, finality_status,
+         is_reverted, blob_ref)
+    select u.id, u.source, u.sub, $1, u.kind::ledger.event_kind, u.asset, u.collection, u.sender, u.receiver,
+           u.qty::numeric, u.block_number, u.block_hash, u.tx_hash, u.event_index, u.event_time, ",
+    written_status!(),
+    ", u.status = 'reverted', u.blob_ref
+      from ",
+    given_events!(),
+    "
+     order by u.id
+    on conflict (id) do nothing
+    returning id"
+);
+
 // The same event in another block overwrites where it is. A late event of an orphaned block never overwrites
 // one that lives elsewhere, a finalized row is never touched.
-const UPSERT_KEYS: &str = concat!(
+const MOVING: &str = concat!(
     "
-    insert into ledger.normalized_event_keys as k
-        (normalized_event_id, event_uid, source_event_id, sub_index, network_id, block_number, block_hash,
-         finality_status, is_reverted)
-    select u.id, u.uid, u.source, u.sub, $1, u.block_number, u.block_hash,
-           (case u.status when 'confirmed' then 'pending' else u.status end)::ledger.event_finality_status,
-           u.status = 'reverted'
-      from unnest($2::uuid[], $3::bytea[], $4::text[], $5::text[], $6::bigint[], $7::bytea[], $8::text[])
-           u (id, uid, source, sub, block_number, block_hash, status)
-     order by u.id
-    on conflict (normalized_event_id) do update
-       set block_number = excluded.block_number, block_hash = excluded.block_hash,
-           finality_status = excluded.finality_status, is_reverted = excluded.is_reverted
-     where (k.is_reverted or k.block_number > ",
+    select e.id
+      from unnest($2::uuid[], $3::bytea[], $4::bool[]) u (id, block_hash, is_reverted)
+      join ledger.normalized_events e on e.id = u.id
+     where (e.is_reverted or e.block_number > ",
     final_line!("$1"),
     ")
-       and case when excluded.is_reverted
-                then not k.is_reverted and k.block_hash = excluded.block_hash
-                else k.is_reverted or k.block_hash <> excluded.block_hash
-           end
-    returning normalized_event_id, xmax = 0"
+       and case when u.is_reverted
+                then not e.is_reverted and e.block_hash = u.block_hash
+                else e.is_reverted or e.block_hash <> u.block_hash
+           end"
 );
 
 // Executed again in another block a transaction may log something else under the same name: what the event
 // says follows its block.
-macro_rules! insert_events {
-    ($conflict:expr) => {
-        concat!(
-            "
-    insert into ledger.normalized_events as e
-        (id, source_event_id, sub_index, network_id, event_kind, asset_id, collection_id, block_number,
-         block_hash, tx_hash, event_index, event_time, finality_status, is_reverted, blob_ref)
-    select u.id, u.source, u.sub, $1, u.kind::ledger.event_kind, u.asset, u.collection, u.block_number,
-           u.block_hash, u.tx_hash, u.event_index, u.event_time,
-           (case u.status when 'confirmed' then 'pending' else u.status end)::ledger.event_finality_status,
-           u.status = 'reverted', u.blob_ref
-      from unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::uuid[], $8::bigint[],
-                  $9::bytea[], $10::bytea[], $11::int[], $12::timestamptz[], $13::text[], $14::text[])
-           u (id, source, sub, kind, asset, collection, block_number, block_hash, tx_hash, event_index,
-              event_time, status, blob_ref)
-     order by u.id",
-            $conflict
-        )
-    };
-}
-const INSERT_EVENTS: &str = insert_events!("");
-const UPSERT_EVENTS: &str = insert_events!(concat!(
+const REWRITE_EVENTS: &str = concat!(
     "
-    on conflict (network_id, id) do update
-       set event_kind = excluded.event_kind, asset_id = excluded.asset_id,
-           collection_id = excluded.collection_id, block_number = excluded.block_number,
-           block_hash = excluded.block_hash, tx_hash = excluded.tx_hash,
-           event_index = excluded.event_index, event_time = excluded.event_time,
-           finality_status = excluded.finality_status, is_reverted = excluded.is_reverted,
-           blob_ref = excluded.blob_ref
-     where e.is_reverted or e.block_number > ",
-    final_line!("$1")
-));
-
-macro_rules! insert_deltas {
-    ($conflict:expr) => {
-        concat!(
-            "
-    insert into ledger.normalized_event_deltas as d
-        (normalized_event_id, delta_index, asset_id, from_account_id, to_account_id, qty_delta)
-    select u.id, 0, u.asset, u.sender, u.receiver, u.qty::numeric
-      from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::text[]) u (id, asset, sender, receiver, qty)
-     order by u.id",
-            $conflict
-        )
-    };
-}
-const INSERT_DELTAS: &str = insert_deltas!("");
-const UPSERT_DELTAS: &str = insert_deltas!(
+    update ledger.normalized_events e
+       set event_kind = u.kind::ledger.event_kind, asset_id = u.asset, collection_id = u.collection,
+           from_account_id = u.sender, to_account_id = u.receiver, qty_delta = u.qty::numeric,
+           block_number = u.block_number, block_hash = u.block_hash, tx_hash = u.tx_hash,
+           event_index = u.event_index, event_time = u.event_time, finality_status = ",
+    written_status!(),
+    ",
+           is_reverted = u.status = 'reverted', blob_ref = u.blob_ref
+      from ",
+    given_events!(),
     "
-    on conflict (normalized_event_id, delta_index) do update
-       set asset_id = excluded.asset_id, from_account_id = excluded.from_account_id,
-           to_account_id = excluded.to_account_id, qty_delta = excluded.qty_delta
-     where (d.asset_id, d.from_account_id, d.to_account_id, d.qty_delta) is distinct from
-           (excluded.asset_id, excluded.from_account_id, excluded.to_account_id, excluded.qty_delta)"
+     where e.id = u.id and e.network_id = $1"
 );
-
-const DROP_DELTAS: &str = "delete from ledger.normalized_event_deltas where normalized_event_id = any($1)";
 
 const CONTRADICTED: &str = "
     select u.id
       from unnest($1::uuid[], $2::bytea[], $3::uuid[], $4::uuid[], $5::uuid[], $6::text[])
            u (id, block_hash, asset, sender, receiver, qty)
-      join ledger.normalized_event_keys k on k.normalized_event_id = u.id and k.block_hash = u.block_hash
-      left join ledger.normalized_event_deltas d on d.normalized_event_id = u.id and d.delta_index = 0
-     where (d.asset_id, d.from_account_id, d.to_account_id, d.qty_delta) is distinct from
-           (u.asset, u.sender, u.receiver, u.qty::numeric)";
+      join ledger.normalized_events e on e.id = u.id and e.block_hash = u.block_hash
+     where (case when e.qty_delta is not null then e.asset_id end, e.from_account_id, e.to_account_id, e.qty_delta)
+           is distinct from (u.asset, u.sender, u.receiver, u.qty::numeric)";
 
 /// Writes events with their movements. `rows` hold each id once. Gives what really changed.
 pub async fn upsert_events(
@@ -221,94 +202,120 @@ pub async fn upsert_events(
     }
     let mut rows: Vec<&NormalizedRow> = rows.iter().collect();
     rows.sort_by_key(|row| row.id);
-    let written = upsert_keys(tx, network, &rows).await?;
-    let changed: BTreeSet<EventId> = written.keys().copied().collect();
-    let (moved, same): (Vec<&NormalizedRow>, Vec<&NormalizedRow>) =
-        rows.into_iter().partition(|row| changed.contains(&row.id));
-    let contradicted = contradicted(tx, &same).await?;
-    let mut touched: BTreeSet<AssetId> = BTreeSet::new();
-    if !moved.is_empty() {
-        let known: Vec<EventId> = written.iter().filter(|(_, new)| !**new).map(|(id, _)| *id).collect();
-        touched.extend(drop_open_legs(tx, &known).await?);
-        // Where every key is new there is nothing to conflict with.
-        let all_new = known.is_empty();
-        both(
-            write_events(tx, network, &moved, all_new),
-            both(write_deltas(tx, &moved, all_new), write_open_legs(tx, network, &moved, all_new)),
-        )
-        .await?;
-        let standing = moved.iter().filter(|row| row.status != FinalityStatus::Reverted);
-        touched.extend(standing.filter_map(|row| row.asset));
+    let mut changed = insert_events(tx, network, &rows).await?;
+    let known: Vec<&NormalizedRow> = rows.iter().copied().filter(|row| !changed.contains(&row.id)).collect();
+    let mut upserted = Upserted::default();
+    if !known.is_empty() {
+        // What they moved leads to their open legs: those go before it changes.
+        let moving = moving_among(tx, network, &known).await?;
+        let (moved, same): (Vec<_>, Vec<_>) = known.iter().copied().partition(|row| moving.contains(&row.id));
+        upserted.contradicted = contradicted(tx, &same).await?;
+        let ids: Vec<EventId> = moving.iter().copied().collect();
+        upserted.touched.extend(drop_open_legs(tx, &ids).await?);
+        rewrite_events(tx, network, &moved).await?;
+        changed.extend(moving);
     }
-    Ok(Upserted { changed, touched, contradicted })
+    let written: Vec<&NormalizedRow> = rows.into_iter().filter(|row| changed.contains(&row.id)).collect();
+    // Where every event is new there is nothing to conflict with.
+    write_open_legs(tx, network, &written, known.is_empty()).await?;
+    let standing = written.iter().filter(|row| row.status != FinalityStatus::Reverted);
+    upserted.touched.extend(standing.filter_map(|row| row.asset));
+    upserted.changed = changed;
+    Ok(upserted)
 }
 
-/// Gives the keys that were written, and whether each is new.
-async fn upsert_keys(
+/// Inserts events that are not there; gives those.
+async fn insert_events(
     tx: &Tx<'_>,
     network: NetworkId,
     rows: &[&NormalizedRow],
-) -> Result<BTreeMap<EventId, bool>, StoreError> {
-    let ids: Vec<Uuid> = rows.iter().map(|row| row.id.0).collect();
-    let uids: Vec<Vec<u8>> = rows
-        .iter()
-        .map(|row| tidemark_model::ids::event_uid(&row.source_event_id, row.sub_index).to_vec())
-        .collect();
-    let sources: Vec<&str> = rows.iter().map(|row| row.source_event_id.as_str()).collect();
-    let subs: Vec<String> = rows.iter().map(|row| row.sub_index.to_string()).collect();
-    let numbers: Vec<i64> = rows.iter().map(|row| row.block.height.as_i64()).collect();
-    let hashes: Vec<&[u8]> = rows.iter().map(|row| row.block.hash.0.as_slice()).collect();
-    let statuses: Vec<&str> = rows.iter().map(|row| row.status.as_str()).collect();
-    let changed = tx
-        .query(
-            "write event keys",
-            UPSERT_KEYS,
-            &[&network.0, &ids, &uids, &sources, &subs, &numbers, &hashes, &statuses],
-        )
-        .await?;
-    Ok(changed.iter().map(|row| (EventId(row.get(0)), row.get(1))).collect())
+) -> Result<BTreeSet<EventId>, StoreError> {
+    let columns = EventColumns::of(rows);
+    let new = tx.query("write events", INSERT_EVENTS, &columns.params(&network.0)).await?;
+    Ok(new.iter().map(|row| EventId(row.get(0))).collect())
 }
 
-async fn write_events(
+/// Which of these events, all of them known, stand elsewhere now, or came back, or went.
+async fn moving_among(
     tx: &Tx<'_>,
     network: NetworkId,
     rows: &[&NormalizedRow],
-    all_new: bool,
-) -> Result<u64, StoreError> {
+) -> Result<BTreeSet<EventId>, StoreError> {
     let ids: Vec<Uuid> = rows.iter().map(|row| row.id.0).collect();
-    let sources: Vec<&str> = rows.iter().map(|row| row.source_event_id.as_str()).collect();
-    let subs: Vec<String> = rows.iter().map(|row| row.sub_index.to_string()).collect();
-    let kinds: Vec<&str> = rows.iter().map(|row| row.kind.as_str()).collect();
-    let assets: Vec<Option<Uuid>> = rows.iter().map(|row| row.asset.map(|id| id.0)).collect();
-    let collections: Vec<Option<Uuid>> = rows.iter().map(|row| row.collection.map(|id| id.0)).collect();
-    let numbers: Vec<i64> = rows.iter().map(|row| row.block.height.as_i64()).collect();
     let hashes: Vec<&[u8]> = rows.iter().map(|row| row.block.hash.0.as_slice()).collect();
-    let transactions: Vec<&[u8]> = rows.iter().map(|row| row.tx_hash.as_bytes()).collect();
-    let indexes: Vec<i32> = rows.iter().map(|row| row.event_index).collect();
-    let times: Vec<OffsetDateTime> = rows.iter().map(|row| row.event_time).collect();
-    let statuses: Vec<&str> = rows.iter().map(|row| row.status.as_str()).collect();
-    let blobs: Vec<Option<&str>> = rows.iter().map(|row| row.blob_ref.as_deref()).collect();
-    tx.execute(
-        "write events",
-        if all_new { INSERT_EVENTS } else { UPSERT_EVENTS },
-        &[
-            &network.0,
-            &ids,
-            &sources,
-            &subs,
-            &kinds,
-            &assets,
-            &collections,
-            &numbers,
-            &hashes,
-            &transactions,
-            &indexes,
-            &times,
-            &statuses,
-            &blobs,
-        ],
-    )
-    .await
+    let reverted: Vec<bool> = rows.iter().map(|row| row.status == FinalityStatus::Reverted).collect();
+    let found = tx.query("look which events move", MOVING, &[&network.0, &ids, &hashes, &reverted]).await?;
+    Ok(found.iter().map(|row| EventId(row.get(0))).collect())
+}
+
+async fn rewrite_events(tx: &Tx<'_>, network: NetworkId, rows: &[&NormalizedRow]) -> Result<(), StoreError> {
+    if !rows.is_empty() {
+        let columns = EventColumns::of(rows);
+        tx.execute("rewrite events", REWRITE_EVENTS, &columns.params(&network.0)).await?;
+    }
+    Ok(())
+}
+
+/// Columns of events, in step with their rows.
+struct EventColumns<'a> {
+    sources: Vec<&'a str>,
+    subs: Vec<String>,
+    kinds: Vec<&'a str>,
+    assets: Vec<Option<Uuid>>,
+    collections: Vec<Option<Uuid>>,
+    numbers: Vec<i64>,
+    hashes: Vec<&'a [u8]>,
+    transactions: Vec<&'a [u8]>,
+    indexes: Vec<i32>,
+    times: Vec<OffsetDateTime>,
+    statuses: Vec<&'a str>,
+    blobs: Vec<Option<&'a str>>,
+    moved: DeltaColumns,
+}
+
+impl<'a> EventColumns<'a> {
+    fn of(rows: &[&'a NormalizedRow]) -> Self {
+        fn column<'a, T>(rows: &[&'a NormalizedRow], of: impl Fn(&'a NormalizedRow) -> T) -> Vec<T> {
+            rows.iter().map(|row| of(row)).collect()
+        }
+        Self {
+            sources: column(rows, |row| row.source_event_id.as_str()),
+            subs: column(rows, |row| row.sub_index.to_string()),
+            kinds: column(rows, |row| row.kind.as_str()),
+            assets: column(rows, |row| row.asset.map(|id| id.0)),
+            collections: column(rows, |row| row.collection.map(|id| id.0)),
+            numbers: column(rows, |row| row.block.height.as_i64()),
+            hashes: column(rows, |row| row.block.hash.0.as_slice()),
+            transactions: column(rows, |row| row.tx_hash.as_bytes()),
+            indexes: column(rows, |row| row.event_index),
+            times: column(rows, |row| row.event_time),
+            statuses: column(rows, |row| row.status.as_str()),
+            blobs: column(rows, |row| row.blob_ref.as_deref()),
+            moved: delta_columns(rows.iter().copied()),
+        }
+    }
+
+    fn params<'p>(&'p self, network: &'p i32) -> [Param<'p>; 17] {
+        [
+            network,
+            &self.moved.ids,
+            &self.sources,
+            &self.subs,
+            &self.kinds,
+            &self.assets,
+            &self.collections,
+            &self.moved.senders,
+            &self.moved.receivers,
+            &self.moved.quantities,
+            &self.numbers,
+            &self.hashes,
+            &self.transactions,
+            &self.indexes,
+            &self.times,
+            &self.statuses,
+            &self.blobs,
+        ]
+    }
 }
 
 /// Columns of movements, in step with their rows.
@@ -331,20 +338,6 @@ fn delta_columns<'a>(rows: impl Iterator<Item = &'a NormalizedRow> + Clone) -> D
     }
 }
 
-async fn write_deltas(tx: &Tx<'_>, rows: &[&NormalizedRow], all_new: bool) -> Result<(), StoreError> {
-    let still: Vec<Uuid> = rows.iter().filter(|row| row.delta.is_none()).map(|row| row.id.0).collect();
-    if !still.is_empty() && !all_new {
-        tx.execute("drop movements that are no more", DROP_DELTAS, &[&still]).await?;
-    }
-    let columns = delta_columns(rows.iter().copied().filter(|row| row.delta.is_some()));
-    if !columns.ids.is_empty() {
-        let DeltaColumns { ids, assets, senders, receivers, quantities } = columns;
-        let sql = if all_new { INSERT_DELTAS } else { UPSERT_DELTAS };
-        tx.execute("write movements", sql, &[&ids, &assets, &senders, &receivers, &quantities]).await?;
-    }
-    Ok(())
-}
-
 async fn contradicted(tx: &Tx<'_>, rows: &[&NormalizedRow]) -> Result<BTreeSet<EventId>, StoreError> {
     if rows.is_empty() {
         return Ok(BTreeSet::new());
@@ -364,12 +357,12 @@ async fn contradicted(tx: &Tx<'_>, rows: &[&NormalizedRow]) -> Result<BTreeSet<E
 // A leg's key follows from its movement.
 const DROP_OPEN_LEGS: &str = "
     delete from ledger.unfinalized_deltas l
-     using (select d.normalized_event_id, d.asset_id, s.account_id
-              from ledger.normalized_event_deltas d
-             cross join lateral (values (d.from_account_id), (d.to_account_id)) s (account_id)
-             where d.normalized_event_id = any($1)) m
+     using (select e.id, e.asset_id, s.account_id
+              from ledger.normalized_events e
+             cross join lateral (values (e.from_account_id), (e.to_account_id)) s (account_id)
+             where e.id = any($1) and e.qty_delta is not null) m
      where l.asset_id = m.asset_id and l.account_id = m.account_id
-       and l.normalized_event_id = m.normalized_event_id
+       and l.normalized_event_id = m.id
     returning l.asset_id";
 
 /// Takes the legs of events out of what is open, before their movements change; gives the assets they were about.
@@ -446,15 +439,13 @@ const INSERT_OPEN_LEGS: &str = concat!(
     "
     insert into ledger.unfinalized_deltas
         (asset_id, account_id, normalized_event_id, leg, network_id, block_number, qty_delta)
-    select d.asset_id, l.account_id, d.normalized_event_id, l.leg, k.network_id, k.block_number, l.qty
+    select e.asset_id, l.account_id, e.id, l.leg, e.network_id, e.block_number, l.qty
       from unnest($1::uuid[]) u (id)
-      join ledger.normalized_event_keys k
-        on k.normalized_event_id = u.id and not k.is_reverted and k.block_number > ",
-    final_line!("k.network_id"),
+      join ledger.normalized_events e on e.id = u.id and not e.is_reverted and e.block_number > ",
+    final_line!("e.network_id"),
     "
-      join ledger.normalized_event_deltas d on d.normalized_event_id = u.id
-     cross join lateral (values (0::smallint, d.from_account_id, -abs(d.qty_delta)),
-                                (1::smallint, d.to_account_id, abs(d.qty_delta))) l (leg, account_id, qty)
+     cross join lateral (values (0::smallint, e.from_account_id, -abs(e.qty_delta)),
+                                (1::smallint, e.to_account_id, abs(e.qty_delta))) l (leg, account_id, qty)
      where l.account_id is not null and l.qty <> 0
      order by 1, 2, 3, 4
     on conflict (asset_id, account_id, normalized_event_id, leg) do update
@@ -569,7 +560,7 @@ const OPEN_ABOVE: &str = concat!(
     "
     select block_number, block_hash from ledger.recent_blocks where network_id = $1 and block_number > $2
     union
-    select block_number, block_hash from ledger.normalized_event_keys
+    select block_number, block_hash from ledger.normalized_events
      where network_id = $1 and block_number > greatest($2, ",
     final_line!("$1"),
     ") and finality_status <> 'finalized' and not is_reverted
@@ -662,23 +653,17 @@ const REVERT: &str = concat!(
           from unnest($2::bytea[], $3::bigint[]) b (hash, height)
          cross join lateral (
             select o.ctid as at
-              from ledger.normalized_event_keys o
+              from ledger.normalized_events o
              where o.network_id = $1 and o.block_number = b.height and o.block_hash = b.hash
                and o.finality_status <> 'finalized' and not o.is_reverted
             offset 0) k
          where b.height > ",
     final_line!("$1"),
     "
-    ), reverted as (
-        update ledger.normalized_event_keys k
-           set finality_status = 'reverted', is_reverted = true
-          from standing s where k.ctid = s.at
-        returning k.normalized_event_id
     )
     update ledger.normalized_events e
        set finality_status = 'reverted', is_reverted = true
-      from reverted r
-     where e.network_id = $1 and e.id = r.normalized_event_id
+      from standing s where e.ctid = s.at
     returning e.id, e.event_kind::text, e.asset_id, e.collection_id, e.block_number, e.block_hash,
               e.event_time"
 );
@@ -728,19 +713,12 @@ pub async fn revert_blocks(
 
 const RESTORE: &str = concat!(
     "
-    with restored as (
-        update ledger.normalized_event_keys
-           set finality_status = 'pending', is_reverted = false
-         where network_id = $1 and block_number = any($3) and block_hash = any($2)
-           and is_reverted and block_number > ",
-    final_line!("$1"),
-    "
-        returning normalized_event_id
-    )
     update ledger.normalized_events e
        set finality_status = 'pending', is_reverted = false
-      from restored r
-     where e.network_id = $1 and e.id = r.normalized_event_id
+     where e.network_id = $1 and e.block_number = any($3) and e.block_hash = any($2)
+       and e.is_reverted and e.block_number > ",
+    final_line!("$1"),
+    "
     returning e.id, e.event_kind::text, e.asset_id, e.collection_id, e.block_number, e.block_hash,
               e.event_time"
 );
@@ -757,30 +735,19 @@ pub async fn restore_blocks(
 }
 
 const REHOME_OPENINGS: &str = "
-    with homeless as (
-        select d.normalized_event_id, d.asset_id, d.to_account_id
+    with homes as (
+        select distinct on (o.id) o.id, e.block_number, e.block_hash, e.finality_status, e.event_time
           from unnest($2::uuid[]) u (id)
-          join ledger.normalized_event_deltas d on d.normalized_event_id = u.id
-    ), homes as (
-        select distinct on (h.normalized_event_id)
-               h.normalized_event_id, k.block_number, k.block_hash, k.finality_status, e.event_time
-          from homeless h
-          join ledger.unfinalized_deltas l on l.asset_id = h.asset_id and l.account_id = h.to_account_id
-          join ledger.normalized_event_keys k on k.normalized_event_id = l.normalized_event_id
-          join ledger.normalized_events e on e.network_id = $1 and e.id = k.normalized_event_id
-         order by h.normalized_event_id, k.block_number
-    ), keys as (
-        update ledger.normalized_event_keys k
-           set block_number = h.block_number, block_hash = h.block_hash, is_reverted = false,
-               finality_status = h.finality_status
-          from homes h
-         where k.normalized_event_id = h.normalized_event_id
+          join ledger.normalized_events o on o.id = u.id
+          join ledger.unfinalized_deltas l on l.asset_id = o.asset_id and l.account_id = o.to_account_id
+          join ledger.normalized_events e on e.network_id = $1 and e.id = l.normalized_event_id
+         order by o.id, e.block_number
     )
     update ledger.normalized_events e
        set block_number = h.block_number, block_hash = h.block_hash, is_reverted = false,
            finality_status = h.finality_status, event_time = h.event_time
       from homes h
-     where e.network_id = $1 and e.id = h.normalized_event_id
+     where e.network_id = $1 and e.id = h.id
     returning e.id";
 
 /// Moves reverted openings to the block of the first open event that still needs them. Gives those moved.
@@ -799,10 +766,10 @@ pub async fn rehome_openings(
 }
 
 const CANONICAL_BETWEEN: &str = "
-    select normalized_event_id from ledger.normalized_event_keys
+    select id from ledger.normalized_events
      where network_id = $1 and block_number > $2 and block_number <= $3 and finality_status <> 'finalized'
        and not is_reverted
-     order by normalized_event_id";
+     order by id";
 
 /// The canonical events in `above..=through`, which become final when the line moves there.
 pub async fn canonical_between(
@@ -840,13 +807,12 @@ pub struct MovementRow {
 }
 
 const MOVEMENTS: &str = "
-    select e.id, e.source_event_id, e.event_kind::text, d.asset_id, d.from_account_id, d.to_account_id,
-           abs(d.qty_delta)::text, a.collection_id, a.standard_id, e.block_number, e.block_hash, e.event_index,
+    select e.id, e.source_event_id, e.event_kind::text, e.asset_id, e.from_account_id, e.to_account_id,
+           abs(e.qty_delta)::text, a.collection_id, a.standard_id, e.block_number, e.block_hash, e.event_index,
            e.event_time
       from unnest($2::uuid[]) u (id)
-      join ledger.normalized_events e on e.network_id = $1 and e.id = u.id
-      join ledger.normalized_event_deltas d on d.normalized_event_id = u.id
-      join catalog.assets a on a.id = d.asset_id
+      join ledger.normalized_events e on e.network_id = $1 and e.id = u.id and e.qty_delta is not null
+      join catalog.assets a on a.id = e.asset_id
      order by e.block_number, e.event_index, e.sub_index::bigint, e.id";
 
 /// The movements of events, in the chain's order.
@@ -886,10 +852,10 @@ const READ_EVENTS: &str = concat!(
     select e.id, e.source_event_id, e.sub_index, e.event_kind::text, e.asset_id, e.collection_id,
            e.block_number, e.block_hash, e.tx_hash, e.event_index, e.event_time, ",
     status_now!("e.is_reverted", "e.block_number", "$1"),
-    "::text, e.blob_ref, d.asset_id, d.from_account_id, d.to_account_id, abs(d.qty_delta)::text
+    "::text, e.blob_ref, case when e.qty_delta is not null then e.asset_id end, e.from_account_id, e.to_account_id,
+           abs(e.qty_delta)::text
       from unnest($2::uuid[]) u (id)
       join ledger.normalized_events e on e.network_id = $1 and e.id = u.id
-      left join ledger.normalized_event_deltas d on d.normalized_event_id = u.id
      order by e.block_number, e.event_index, e.sub_index::bigint, e.id"
 );
 
@@ -936,9 +902,8 @@ pub async fn read_events(
 const FIRST_SEEN: &str = "
     select u.asset from unnest($1::uuid[]) u (asset)
      where not exists (
-        select 1 from ledger.normalized_event_deltas d
-          join ledger.normalized_event_keys k on k.normalized_event_id = d.normalized_event_id
-         where d.asset_id = u.asset and not k.is_reverted and d.normalized_event_id <> all($2))";
+        select 1 from ledger.normalized_events e
+         where e.asset_id = u.asset and e.qty_delta is not null and not e.is_reverted and e.id <> all($2))";
 
 /// Which of these assets have no canonical movement except those of the given events.
 pub async fn first_seen(
@@ -1153,8 +1118,7 @@ pub async fn first_open(
 }
 
 const LIVE_AMONG: &str = "
-    select normalized_event_id from ledger.normalized_event_keys
-     where normalized_event_id = any($1) and not is_reverted";
+    select id from ledger.normalized_events where id = any($1) and not is_reverted";
 
 /// Which of these events exist and are not reverted.
 pub async fn live_among(tx: &Tx<'_>, events: &[EventId]) -> Result<BTreeSet<EventId>, StoreError> {
@@ -1224,16 +1188,9 @@ pub async fn unquarantine(tx: &Tx<'_>, consumer: &str, events: &[EventId]) -> Re
 }
 
 const UNFINALIZE: &str = "
-    with opened as (
-        update ledger.normalized_event_keys
-           set finality_status = 'pending'
-         where network_id = $1 and block_number > $2 and block_number <= $3 and not is_reverted
-        returning normalized_event_id
-    )
     update ledger.normalized_events e
        set finality_status = 'pending'
-      from opened o
-     where e.network_id = $1 and e.id = o.normalized_event_id
+     where e.network_id = $1 and e.block_number > $2 and e.block_number <= $3 and not e.is_reverted
     returning e.id, e.asset_id";
 
 /// The operator's rewind: what is final in `above..=finalized` is written as pending, so that it is found among what

@@ -34,5 +34,6 @@ pub mod raw;
 pub mod reads;
 pub mod status;
 pub mod together;
+pub mod warm;
 
 pub use db::{Conn, Db, DbOptions, Plans, Session, StoreError, Tx, Verdict};

@@ -23,19 +23,12 @@ pub async fn claim(tx: &Tx<'_>, network: NetworkId, head: i64, height: i64) -> R
 const READ: &str = "select height from ledger.log_heights where network_id = $1 for share";
 const STAY_BEHIND: &str = "update ledger.log_heights set height = $2 where network_id = $1";
 // Openings stand in the history of balances below the first block: rows of it go by their events.
-const DISCARD_DELTAS: &str = "
-    delete from ledger.normalized_event_deltas d using ledger.normalized_event_keys k
-     where k.network_id = $1 and k.block_number > $2 and k.block_number <= $3 and not k.is_reverted
-       and d.normalized_event_id = k.normalized_event_id";
 const DISCARD_HISTORY: &str = "
-    delete from ledger.ownership_history h using ledger.normalized_event_keys k
-     where k.network_id = $1 and k.block_number > $2 and k.block_number <= $3 and not k.is_reverted
-       and h.network_id = $1 and h.normalized_event_id = k.normalized_event_id";
+    delete from ledger.ownership_history h using ledger.normalized_events e
+     where e.network_id = $1 and e.block_number > $2 and e.block_number <= $3 and not e.is_reverted
+       and h.network_id = $1 and h.normalized_event_id = e.id";
 const DISCARD_EVENTS: &str = "
     delete from ledger.normalized_events
-     where network_id = $1 and block_number > $2 and block_number <= $3 and not is_reverted";
-const DISCARD_KEYS: &str = "
-    delete from ledger.normalized_event_keys
      where network_id = $1 and block_number > $2 and block_number <= $3 and not is_reverted";
 const DISCARD_TRANSFERS: &str = "
     delete from projection.transfers
@@ -58,10 +51,8 @@ pub async fn settle(tx: &Tx<'_>, network: NetworkId, head: i64) -> Result<bool, 
         "A process ended before it moved the ledger; the log rows it left are taken away."
     );
     let above: [&(dyn ToSql + Sync); 3] = [&network.0, &head, &height];
-    tx.execute("discard deltas", DISCARD_DELTAS, &above).await?;
     tx.execute("discard ownership history", DISCARD_HISTORY, &above).await?;
     tx.execute("discard events", DISCARD_EVENTS, &above).await?;
-    tx.execute("discard event keys", DISCARD_KEYS, &above).await?;
     tx.execute("discard transfers", DISCARD_TRANSFERS, &above).await?;
     tx.execute("discard block cards", DISCARD_BLOCKS, &above).await?;
     tx.execute("set the log's height", STAY_BEHIND, &[&network.0, &head]).await?;

@@ -52,6 +52,7 @@ migrations!(
     "0025_read_models_behind",
     "0026_hot_tables",
     "0027_shown_with_indexes",
+    "0028_one_row_per_event",
 );
 
 /// What [`run`] did.

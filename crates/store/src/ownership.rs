@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::copy::CopyBuffer;
 use crate::db::{Conn, StoreError, Tx};
 use crate::ledger::{Pair, pair_columns, quantity};
+use crate::together::both;
 
 const BALANCES: &str = "
     select o.asset_id, o.account_id, o.qty::text
@@ -43,34 +44,71 @@ pub async fn supplies(
     rows.iter().map(|row| Ok((AssetId(row.get(0)), quantity(row, 1)?))).collect()
 }
 
-const ADD: &str = "
-    insert into ledger.ownership_current as o (asset_id, account_id, network_id, qty, updated_at)
+/// A finalized balance that changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Balance {
+    /// Of whom, in what.
+    pub pair: Pair,
+    /// What its row says; none if there is no row.
+    pub was: Option<U256>,
+    /// What it must say. Nothing: no row.
+    pub is: U256,
+}
+
+const MAKE: &str = "
+    insert into ledger.ownership_current (asset_id, account_id, network_id, qty, updated_at)
     select u.asset, u.account, $1, u.qty::numeric, now()
       from unnest($2::uuid[], $3::uuid[], $4::text[]) u (asset, account, qty)
-     order by u.asset, u.account
-    on conflict (asset_id, account_id) do update
-       set qty = o.qty + excluded.qty, updated_at = excluded.updated_at";
-const DROP_ZEROS: &str = "
+     order by u.asset, u.account";
+const CHANGE: &str = "
+    update ledger.ownership_current o set qty = u.qty::numeric, updated_at = now()
+      from unnest($1::uuid[], $2::uuid[], $3::text[]) u (asset, account, qty)
+     where o.asset_id = u.asset and o.account_id = u.account";
+const DROP: &str = "
     delete from ledger.ownership_current o
      using unnest($1::uuid[], $2::uuid[]) u (asset, account)
-     where o.asset_id = u.asset and o.account_id = u.account and o.qty = 0";
+     where o.asset_id = u.asset and o.account_id = u.account";
 
-/// Adds signed changes to finalized balances; rows that reach zero go.
-pub async fn add(
-    tx: &Tx<'_>,
-    network: NetworkId,
-    changes: &BTreeMap<Pair, SignedQty>,
-) -> Result<(), StoreError> {
-    let changes: Vec<(&Pair, &SignedQty)> = changes.iter().filter(|(_, qty)| !qty.is_zero()).collect();
-    if changes.is_empty() {
-        return Ok(());
+/// Writes finalized balances that were read under the lock of the network's progress. Who gives a token away loses the
+/// row at once: made nothing first and dropped afterwards, it would be written twice, with an entry in each index.
+pub async fn write(tx: &Tx<'_>, network: NetworkId, balances: &[Balance]) -> Result<(), StoreError> {
+    let of = |wanted: fn(&Balance) -> bool| {
+        let rows: Vec<&Balance> = balances.iter().filter(|balance| wanted(balance)).collect();
+        let (assets, accounts) = pair_columns(rows.iter().map(|balance| &balance.pair));
+        let quantities: Vec<String> = rows.iter().map(|balance| balance.is.to_string()).collect();
+        (assets, accounts, quantities)
+    };
+    let gone = of(|balance| balance.was.is_some() && balance.is.is_zero());
+    let changed = of(|balance| balance.was.is_some() && !balance.is.is_zero());
+    let made = of(|balance| balance.was.is_none() && !balance.is.is_zero());
+    let drop = async {
+        match gone.0.len() {
+            0 => Ok(0),
+            _ => tx.execute("drop empty balances", DROP, &[&gone.0, &gone.1]).await,
+        }
+    };
+    let change = async {
+        match changed.0.len() {
+            0 => Ok(0),
+            _ => tx.execute("change balances", CHANGE, &[&changed.0, &changed.1, &changed.2]).await,
+        }
+    };
+    let make = async {
+        match made.0.len() {
+            0 => Ok(0),
+            _ => tx.execute("make balances", MAKE, &[&network.0, &made.0, &made.1, &made.2]).await,
+        }
+    };
+    let (dropped, (changed_rows, _)) = both(drop, both(change, make)).await?;
+    let expected = gone.0.len() + changed.0.len();
+    let found = usize::try_from(dropped + changed_rows).unwrap_or(usize::MAX);
+    if found != expected {
+        return Err(StoreError::Corrupt {
+            what: "ledger.ownership_current".to_owned(),
+            found: format!("{found} of {expected} balances that were read a moment ago"),
+            hint: "somebody else writes it: stop that, then let `tidemark verify ledger` name what differs",
+        });
     }
-    let (assets, accounts) = pair_columns(changes.iter().map(|(pair, _)| *pair));
-    let quantities: Vec<String> = changes.iter().map(|(_, qty)| qty.to_string()).collect();
-    tx.execute("change balances", ADD, &[&network.0, &assets, &accounts, &quantities]).await?;
-    let losers = changes.iter().filter(|(_, qty)| qty.is_negative()).map(|(pair, _)| *pair);
-    let (assets, accounts) = pair_columns(losers);
-    tx.execute("drop empty balances", DROP_ZEROS, &[&assets, &accounts]).await?;
     Ok(())
 }
 
@@ -132,16 +170,15 @@ pub async fn drop_history(
 
 // Quarantined movements were never applied; everything else that is final was.
 const RECOMPUTE: &str = "
-    select d.asset_id, l.account_id, sum(l.qty)::text
-      from ledger.normalized_event_deltas d
-      join ledger.normalized_event_keys k on k.normalized_event_id = d.normalized_event_id
-      join ledger.network_progress p on p.network_id = k.network_id and k.block_number <= p.finalized_height
-     cross join lateral (values (d.from_account_id, -abs(d.qty_delta)),
-                                (d.to_account_id, abs(d.qty_delta))) l (account_id, qty)
-     where d.asset_id = any($1) and l.account_id is not null
-       and not k.is_reverted
+    select e.asset_id, l.account_id, sum(l.qty)::text
+      from ledger.normalized_events e
+      join ledger.network_progress p on p.network_id = e.network_id and e.block_number <= p.finalized_height
+     cross join lateral (values (e.from_account_id, -abs(e.qty_delta)),
+                                (e.to_account_id, abs(e.qty_delta))) l (account_id, qty)
+     where e.asset_id = any($1) and e.qty_delta is not null and l.account_id is not null
+       and not e.is_reverted
        and not exists (select 1 from ledger.quarantine q
-                        where q.consumer = 'state-updater' and q.normalized_event_id = k.normalized_event_id
+                        where q.consumer = 'state-updater' and q.normalized_event_id = e.id
                           and q.resolved_at is null)
      group by 1, 2
     having sum(l.qty) <> 0";
@@ -153,14 +190,13 @@ pub async fn recompute(tx: &Tx<'_>, assets: &BTreeSet<AssetId>) -> Result<BTreeM
 }
 
 const BURNT_AMONG: &str = "
-    select distinct d.asset_id
-      from ledger.normalized_event_deltas d
-      join ledger.normalized_event_keys k on k.normalized_event_id = d.normalized_event_id
-      join ledger.network_progress p on p.network_id = k.network_id and k.block_number <= p.finalized_height
-     where d.asset_id = any($1) and d.to_account_id is null and d.qty_delta <> 0
-       and not k.is_reverted
+    select distinct e.asset_id
+      from ledger.normalized_events e
+      join ledger.network_progress p on p.network_id = e.network_id and e.block_number <= p.finalized_height
+     where e.asset_id = any($1) and e.qty_delta is not null and e.to_account_id is null and e.qty_delta <> 0
+       and not e.is_reverted
        and not exists (select 1 from ledger.quarantine q
-                        where q.consumer = 'state-updater' and q.normalized_event_id = k.normalized_event_id
+                        where q.consumer = 'state-updater' and q.normalized_event_id = e.id
                           and q.resolved_at is null)";
 
 /// Of which of these assets something was burned, by the event log alone.

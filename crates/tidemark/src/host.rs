@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidemark_store::migrate;
+use tidemark_store::{migrate, warm};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::Config;
@@ -104,6 +104,7 @@ pub async fn check_ports(config: &Config) -> anyhow::Result<()> {
 /// The same migrations on both sides; once where both are one.
 pub async fn migrate_both(ctx: &Context) -> anyhow::Result<migrate::Applied> {
     let mut applied = migrate::run(&ctx.app).await?;
+    warm::prepare(&ctx.app.conn().await?).await?;
     if ctx.raw.url() != ctx.app.url() {
         let raw = migrate::run(&ctx.raw).await?;
         applied.before += raw.before;

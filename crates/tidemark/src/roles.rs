@@ -17,7 +17,7 @@ use tidemark_bus::retention::{self, RetentionOptions};
 use tidemark_bus::tail::Tails;
 use tidemark_model::chain::{ChainAdapter, Network};
 use tidemark_pipeline::handlers::{LedgerHandler, ProjectorHandler};
-use tidemark_pipeline::history::{HistoryOptions, HistoryWorker, SEGMENTS_MAX};
+use tidemark_pipeline::history::{HistoryOptions, HistoryWorker, SEGMENTS_MAX, Warmth};
 use tidemark_pipeline::ingest::Ingester;
 use tidemark_pipeline::projectors::forget_outdated_rebuilds;
 use tidemark_pipeline::status::StatusProjector;
@@ -52,6 +52,8 @@ pub struct Shop {
     one_database: bool,
     /// Room for segments of history, of all networks together.
     segments: Arc<Semaphore>,
+    /// What keeps pages in memory, for all networks together.
+    warmth: Arc<Warmth>,
 }
 
 impl Shop {
@@ -62,7 +64,7 @@ impl Shop {
         let app = side(ctx, &ctx.app).await?;
         let raw = if one_database { app.clone() } else { side(ctx, &ctx.raw).await? };
         let segments = Arc::new(Semaphore::new(SEGMENTS_MAX));
-        Ok(Self { ctx: ctx.clone(), parts, raw, app, one_database, segments })
+        Ok(Self { ctx: ctx.clone(), parts, raw, app, one_database, segments, warmth: Arc::default() })
     }
 
     /// The adapters of all networks.
@@ -182,6 +184,7 @@ impl Shop {
             HistoryOptions {
                 idle_wait: idle_wait(self.parts.adapters.len()),
                 segments: Arc::clone(&self.segments),
+                warmth: Arc::clone(&self.warmth),
                 ..HistoryOptions::default()
             },
         )

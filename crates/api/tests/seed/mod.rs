@@ -268,9 +268,6 @@ impl Seed {
              values ({network}, {height}, '\\x{tx}', 3, {time});
              insert into raw.events (network_id, block_height, tx_id, event_index, tx_index, block_hash, emitter, topics, data)
              values ({network}, {height}, '\\x{tx}', {index}, 3, '\\x{block}', '\\x{emitter}', '\\x{block}{tx}', '\\x{tx}');
-             insert into ledger.normalized_event_keys (normalized_event_id, event_uid, source_event_id, sub_index,
-                 network_id, block_number, block_hash, finality_status)
-             values ('{event}', '\\x00', '{network}:0x{tx}:{index}', '0', {network}, {height}, '\\x{block}', 'finalized');
              insert into ledger.normalized_events (id, source_event_id, sub_index, network_id, event_kind, asset_id,
                  collection_id, block_number, block_hash, tx_hash, event_index, event_time, finality_status, is_reverted)
              values ('{event}', '{network}:0x{tx}:{index}', '0', {network}, '{kind}', '{asset}', '{collection}', {height},

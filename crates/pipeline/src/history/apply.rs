@@ -257,9 +257,7 @@ async fn apply(
     }
     let log = Log {
         ids: segment.event_ids.take(),
-        keys: segment.key_rows.take(),
         events: segment.event_rows.take(),
-        deltas: segment.delta_rows.take(),
         history: segment.history_rows.take(),
         transfers: segment.transfer_rows.take(),
         blocks: segment.block_rows.take(),

@@ -9,7 +9,7 @@ pub mod segment;
 mod worker;
 
 pub use apply::{Writers, apply_blocks};
-pub use worker::{HistoryOptions, HistoryProgress, HistoryWorker, SEGMENTS_MAX};
+pub use worker::{HistoryOptions, HistoryProgress, HistoryWorker, SEGMENTS_MAX, Warmth};
 
 use tidemark_model::OffsetDateTime;
 use tidemark_model::chain::{ChainAdapter, ParsedBlock, RawBlock};

@@ -13,11 +13,11 @@ use tidemark_model::chain::{AssetRef, EventKind, Network, ParsedBlock, RawBlock,
 use tidemark_model::digest::{BUCKETS, Digest, bucket_of};
 use tidemark_model::ids::{
     AccountId, AssetId, CollectionId, ContractId, EventId, Height, HeightRange, NetworkId, SourceEventId,
-    event_uid,
 };
 use tidemark_model::quantity::SignedQty;
 use tidemark_store::copy::CopyBuffer;
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 /// An account seen in the segment.
 #[derive(Debug)]
@@ -139,12 +139,8 @@ pub struct Segment {
     pub events: u64,
     /// Ids of all events, for the rare case that some were reverted before.
     pub event_ids: CopyBuffer,
-    /// Rows of ledger.normalized_event_keys.
-    pub key_rows: CopyBuffer,
     /// Rows of ledger.normalized_events.
     pub event_rows: CopyBuffer,
-    /// Rows of ledger.normalized_event_deltas.
-    pub delta_rows: CopyBuffer,
     /// Rows of ledger.ownership_history.
     pub history_rows: CopyBuffer,
     /// Rows of projection.transfers.
@@ -221,6 +217,13 @@ impl<'a> Place<'a> {
     }
 }
 
+/// What an event moved: sides, and the signed quantity of its row.
+struct Moved {
+    from: Option<Uuid>,
+    to: Option<Uuid>,
+    qty: SignedQty,
+}
+
 /// Where a leg stands in the history of balances.
 struct Stands {
     height: i64,
@@ -256,9 +259,7 @@ impl Builder {
                 range: HeightRange::one(from),
                 events: 0,
                 event_ids: CopyBuffer::new(1),
-                key_rows: CopyBuffer::new(9),
-                event_rows: CopyBuffer::new(15),
-                delta_rows: CopyBuffer::new(6),
+                event_rows: CopyBuffer::new(18),
                 history_rows: CopyBuffer::new(9),
                 transfer_rows: CopyBuffer::new(15),
                 block_rows: CopyBuffer::new(7),
@@ -302,9 +303,7 @@ impl Builder {
     pub fn finish(self) -> Segment {
         let mut segment = self.segment;
         // Neighbours in the stream are neighbours in the index.
-        for rows in [&mut segment.key_rows, &mut segment.event_rows, &mut segment.delta_rows] {
-            *rows = rows.take().sorted_by_leading_uuid();
-        }
+        segment.event_rows = segment.event_rows.take().sorted_by_leading_uuid();
         // With a start in the middle every pair that moved is needed: its opening may be asked for.
         if self.network.start_block.0 == 0 {
             segment.balances.retain(|change| !change.net.is_zero() || change.low.is_negative());
@@ -333,7 +332,7 @@ impl Builder {
     fn event(&mut self, event: &RawEvent) {
         let id = EventId::of(&event.source_event_id, event.sub_index);
         let Some(asset_ref) = event.asset_refs.first() else {
-            self.event_row(id, &Place::of(event), None);
+            self.event_row(id, &Place::of(event), None, None);
             return;
         };
         let moves = event.movement();
@@ -344,8 +343,10 @@ impl Builder {
             moves.is_some(),
         );
         let asset = self.asset(collection, &asset_ref.token_id_raw, asset_ref.standard, event);
-        self.event_row(id, &Place::of(event), Some((asset, collection)));
-        let Some(movement) = moves else { return };
+        let Some(movement) = moves else {
+            self.event_row(id, &Place::of(event), Some((asset, collection)), None);
+            return;
+        };
         let from = movement.from.map(|address| self.account(address, event));
         // A transfer to oneself is one event of one account.
         let to = match (movement.from, movement.to) {
@@ -357,15 +358,8 @@ impl Builder {
         let account_id = |builder: &Self, at: u32| builder.segment.accounts[index(at)].id.0;
         let (from_id, to_id) = (from.map(|at| account_id(self, at)), to.map(|at| account_id(self, at)));
         let signed = if to.is_none() { SignedQty::loss(movement.qty) } else { SignedQty::gain(movement.qty) };
-        self.segment
-            .delta_rows
-            .row()
-            .uuid(id.0)
-            .i32(0)
-            .uuid(asset_id.0)
-            .opt(from_id, CopyBuffer::uuid)
-            .opt(to_id, CopyBuffer::uuid)
-            .qty(signed);
+        let moved = Moved { from: from_id, to: to_id, qty: signed };
+        self.event_row(id, &Place::of(event), Some((asset, collection)), Some(moved));
         let collection_id = self.segment.collections[index(collection)].id;
         self.segment
             .transfer_rows
@@ -499,8 +493,8 @@ impl Builder {
             blob_ref: None,
             of: cause,
         };
-        self.event_row(id, &place, Some((asset, collection)));
-        self.segment.delta_rows.row().uuid(id.0).i32(0).uuid(asset_id.0).null().uuid(account_id.0).u256(qty);
+        let moved = Moved { from: None, to: Some(account_id.0), qty: SignedQty::gain(qty) };
+        self.event_row(id, &place, Some((asset, collection)), Some(moved));
         // In the history it stands before our first block: it was true all along.
         let stands = Stands {
             height: self.network.start_block.as_i64() - 1,
@@ -514,24 +508,12 @@ impl Builder {
         touched.high = touched.high.max(touched.supply);
     }
 
-    fn event_row(&mut self, id: EventId, place: &Place<'_>, asset: Option<(u32, u32)>) {
+    fn event_row(&mut self, id: EventId, place: &Place<'_>, asset: Option<(u32, u32)>, moved: Option<Moved>) {
         let event = place.of;
         self.segment.events += 1;
         self.segment.event_ids.row().uuid(id.0);
         let mut sub_index = [0_u8; 10];
         let sub_index = decimal(place.sub_index, &mut sub_index);
-        self.segment
-            .key_rows
-            .row()
-            .uuid(id.0)
-            .bytea(&event_uid(place.source, place.sub_index))
-            .text(place.source.as_str())
-            .text(sub_index)
-            .i32(self.network.id.0)
-            .i64(event.block_number.as_i64())
-            .bytea(&event.block_hash.0)
-            .text("finalized")
-            .bool(false);
         let ids = asset.map(|(asset, collection)| {
             (self.segment.assets[index(asset)].id.0, self.segment.collections[index(collection)].id.0)
         });
@@ -545,6 +527,9 @@ impl Builder {
             .text(place.kind.as_str())
             .opt(ids.map(|ids| ids.0), CopyBuffer::uuid)
             .opt(ids.map(|ids| ids.1), CopyBuffer::uuid)
+            .opt(moved.as_ref().and_then(|moved| moved.from), CopyBuffer::uuid)
+            .opt(moved.as_ref().and_then(|moved| moved.to), CopyBuffer::uuid)
+            .opt(moved.map(|moved| moved.qty), CopyBuffer::qty)
             .i64(event.block_number.as_i64())
             .bytea(&event.block_hash.0)
             .bytea(place.tx)

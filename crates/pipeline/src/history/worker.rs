@@ -14,7 +14,7 @@ use tidemark_store::partitions::{
 };
 use tidemark_store::projection::built_last;
 use tidemark_store::raw::{self, RawChunks, RawReader};
-use tidemark_store::{Conn, Db, StoreError, Verdict, bulk, cursor, ledger};
+use tidemark_store::{Conn, Db, StoreError, Verdict, bulk, cursor, ledger, warm};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -39,6 +39,8 @@ pub struct HistoryOptions {
     pub defer_while_waiting: Duration,
     /// Pause when there is nothing to do.
     pub idle_wait: Duration,
+    /// Keeps what live looks up in memory; all networks of a process share it.
+    pub warmth: Arc<Warmth>,
     /// Segments in memory at once, of all networks that share this: a network takes two (one is made while one is
     /// applied), and however many there are, they do not need more memory together.
     pub segments: Arc<Semaphore>,
@@ -54,8 +56,46 @@ impl Default for HistoryOptions {
             defer_above_blocks: 5_000,
             defer_while_waiting: Duration::from_secs(10),
             idle_wait: Duration::from_millis(200),
+            warmth: Arc::default(),
             segments: Arc::new(Semaphore::new(SEGMENTS_MAX)),
         }
+    }
+}
+
+/// Reads what live looks up into memory ([`warm`]): when a process starts, beside its work, and before a long history is
+/// shown, because live comes right after. Once in a while for all networks together.
+#[derive(Debug, Default)]
+pub struct Warmth {
+    last: tokio::sync::Mutex<Option<Instant>>,
+}
+
+/// How long it lasts, at least: a thousand networks that are shown one after another need it once.
+const WARM_FOR: Duration = Duration::from_secs(60);
+/// How long it may take beside the work of a process that starts, and how long readers of a long history may wait for it.
+const WARM_BESIDE: Duration = Duration::from_secs(120);
+const WARM_BEFORE: Duration = Duration::from_secs(20);
+
+impl Warmth {
+    /// It is for speed alone: what goes wrong with it is told, and nothing else.
+    async fn keep(&self, db: &Db, within: Duration) {
+        let mut last = self.last.lock().await;
+        if last.is_some_and(|last| last.elapsed() < WARM_FOR) {
+            return;
+        }
+        let started = Instant::now();
+        let warmed = async { warm::up(&db.conn().await?, within).await };
+        match warmed.await {
+            Ok(Some(warmed)) => tracing::debug!(
+                pages = warmed.pages,
+                is_all = warmed.is_all,
+                duration_ms = started.elapsed().as_millis(),
+                action = "warm_up",
+                "What live looks up is in memory."
+            ),
+            Ok(None) => {}
+            Err(error) => tracing::debug!(%error, action = "warm_up", "Pages come as they are asked for."),
+        }
+        *last = Some(Instant::now());
     }
 }
 
@@ -193,12 +233,22 @@ impl HistoryWorker {
     pub async fn run(&self, stop: CancellationToken) -> Result<(), HistoryError> {
         let network = self.adapter.network().clone();
         bulk::ensure_progress(&self.app.conn().await?, network.id, network.start_block).await?;
+        let mut work = std::pin::pin!(self.keep_up(&stop));
+        tokio::select! {
+            biased;
+            ended = &mut work => return ended,
+            () = self.options.warmth.keep(&self.app, WARM_BESIDE) => {}
+        }
+        work.await
+    }
+
+    async fn keep_up(&self, stop: &CancellationToken) -> Result<(), HistoryError> {
         let mut pace = Pace::default();
         loop {
             if stop.is_cancelled() {
                 return Ok(());
             }
-            match self.catch_up(&stop, &mut pace).await {
+            match self.catch_up(stop, &mut pace).await {
                 Ok(true) => {}
                 Ok(false) => {
                     tokio::select! {
@@ -425,6 +475,7 @@ impl HistoryWorker {
         // Before anything is shown: readers would go through whole tables, and live wait for each index.
         self.restore_indexes(progress.head).await?;
         if is_due {
+            self.options.warmth.keep(&self.app, WARM_BEFORE).await;
             show(&mut self.app.conn().await?, self.app.spare_conn().await, network).await?;
         }
         Ok(())

@@ -9,6 +9,7 @@ use tidemark_model::ids::AssetId;
 use tidemark_model::quantity::SignedQty;
 use tidemark_store::catalog::Supply;
 use tidemark_store::ledger::{DeltaRow, Pair};
+use tidemark_store::ownership::Balance;
 
 /// Why a movement cannot be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,6 +107,11 @@ impl Book {
         changes(&self.before, &self.balances)
     }
 
+    /// The rows that this changes.
+    pub(crate) fn rows(&self) -> Vec<Balance> {
+        rows(&self.before, &self.balances)
+    }
+
     /// Supplies that were changed. One that was changed and is zero was burned to zero.
     pub(crate) fn resupplied(&self) -> BTreeMap<AssetId, Supply> {
         let supply = |units: &U256| Supply { units: *units, burnt: units.is_zero() };
@@ -128,6 +134,16 @@ pub(crate) fn changes(
             (!change.is_zero()).then_some((*pair, change))
         })
         .collect()
+}
+
+/// Rows of balances that differ.
+pub(crate) fn rows(before: &BTreeMap<Pair, U256>, after: &BTreeMap<Pair, U256>) -> Vec<Balance> {
+    let row = |pair: &Pair| Balance {
+        pair: *pair,
+        was: before.get(pair).copied(),
+        is: after.get(pair).copied().unwrap_or_default(),
+    };
+    changes(before, after).keys().map(row).collect()
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use tidemark_store::checks::Slice;
 use tidemark_store::ledger::{self, Pair};
 use tidemark_store::{Tx, applied, catalog, digest, ownership, projection};
 
-use super::book::changes;
+use super::book::rows;
 use super::{Cause, WorkError, drafts, state_updater};
 
 /// What handling a reorg or a rewind did.
@@ -85,6 +85,7 @@ pub async fn take_back_above_head(
     network: &Network,
     cause: &Cause,
 ) -> Result<Reorged, WorkError> {
+    tx.look_up_by_key().await?; // As of everything that reverts: not the whole log for a few of its events.
     let progress = ledger::lock_progress(tx, network.id, network.start_block).await?;
     let open = ledger::open_above(tx, network.id, progress.head).await?;
     ledger::forget_blocks(tx, network.id, &open).await?;
@@ -213,7 +214,7 @@ async fn rebuild(
 ) -> Result<(), WorkError> {
     let before = ownership::of_assets(tx, assets).await?;
     let after: BTreeMap<Pair, U256> = ownership::recompute(tx, assets).await?;
-    ownership::add(tx, network.id, &changes(&before, &after)).await?;
+    ownership::write(tx, network.id, &rows(&before, &after)).await?;
     let burnt = ownership::burnt_among(tx, assets).await?;
     let supply = |asset: &AssetId| Supply { units: U256::ZERO, burnt: burnt.contains(asset) };
     let mut supplies: BTreeMap<AssetId, Supply> =

@@ -50,6 +50,8 @@ pub async fn advance_finality(
     finalized_hash: Option<BlockHash>,
     cause: &Cause,
 ) -> Result<Finalized, WorkError> {
+    // Whoever calls: a planner that may choose reads the whole log for the few events that become final.
+    tx.look_up_by_key().await?;
     let mut progress = ledger::lock_progress(tx, network.id, network.start_block).await?;
     let recent = ledger::recent_above(tx, network.id, progress.finalized).await?;
     if let Some(hash) = finalized_hash {
@@ -159,10 +161,10 @@ pub(crate) async fn apply(
         }
     }
     write_openings(tx, network, &opening_rows, &topped_up).await?;
-    let changes = book.changes();
+    let (changes, rows) = (book.changes(), book.rows());
     let resupplied = book.resupplied();
     both(
-        ownership::add(tx, network.id, &changes),
+        ownership::write(tx, network.id, &rows),
         both(catalog::set_supply(tx, &resupplied), update_digests(tx, network.id, height, &changes)),
     )
     .await?;

@@ -79,7 +79,7 @@ async fn normalizer_crash_between_is_once() {
         process_block(&tx, &world.network, &input, &cause("lost")).await.expect("processes");
         // Dropped without commit: the process died here.
     }
-    assert_eq!(world.count("select count(*) from ledger.normalized_event_keys").await, 0);
+    assert_eq!(world.count("select count(*) from ledger.normalized_events").await, 0);
     world.done(block(0, 0), &[&mint]).await;
     world.finalize(0).await;
     assert_eq!(world.finalized(mint.asset()).await, owners(&[("a", 1)]));
@@ -135,7 +135,7 @@ async fn a_claimed_event_is_not_applied_again() {
     let world = World::new().await;
     let mint = class(1, 5, None, Some("a"), 10);
     world.done(block(0, 0), &[&mint]).await;
-    world.execute("insert into ledger.applied_events (consumer, normalized_event_id) select 'state-updater', normalized_event_id from ledger.normalized_event_keys").await;
+    world.execute("insert into ledger.applied_events (consumer, normalized_event_id) select 'state-updater', id from ledger.normalized_events").await;
     assert_eq!(world.finalize(0).await.applied, 0);
     assert_eq!(world.finalized(mint.asset()).await, owners(&[]));
 }

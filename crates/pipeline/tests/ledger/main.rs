@@ -3,6 +3,7 @@
 
 mod idempotency;
 mod openings;
+mod plans;
 mod reorgs;
 mod segments;
 mod values;

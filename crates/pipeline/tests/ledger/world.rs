@@ -319,10 +319,8 @@ impl World {
         let row = conn
             .query_one(
                 "read a key",
-                "select k.block_number, k.block_hash, e.finality_status::text, k.is_reverted
-                   from ledger.normalized_event_keys k
-                   join ledger.events_now e on e.network_id = k.network_id and e.id = k.normalized_event_id
-                  where k.normalized_event_id = $1",
+                "select block_number, block_hash, finality_status::text, is_reverted
+                   from ledger.events_now where id = $1",
                 &[&event.0],
             )
             .await

@@ -169,23 +169,17 @@ impl World {
         for (index, (source, what)) in (0_i32..).zip(sources) {
             let id = EventId::of(source, 0);
             self.stubs(what, height, at).await;
-            let uid = vec![0_u8; 32];
-            self.run(
-                "insert into ledger.normalized_event_keys
-                        (normalized_event_id, event_uid, source_event_id, sub_index, network_id, block_number,
-                         block_hash, finality_status)
-                 values ($1, $2, $3, '0', 1, $4, $5, 'pending')
-                 on conflict (normalized_event_id) do update
-                    set block_number = $4, block_hash = $5, finality_status = 'pending', is_reverted = false",
-                &[&id.0, &uid, &source.as_str(), &height, &hash],
-            )
-            .await;
+            let tx = vec![0_u8; 32];
+            let signed = if what.to.is_none() { -what.qty } else { what.qty };
+            let (from, to) = (what.from.map(|at| account(at).0), what.to.map(|at| account(at).0));
             self.run(
                 "insert into ledger.normalized_events
                         (id, source_event_id, sub_index, network_id, event_kind, asset_id, collection_id,
-                         block_number, block_hash, tx_hash, event_index, event_time, finality_status)
-                 values ($1, $2, '0', 1, $3::text::ledger.event_kind, $4, $5, $6, $7, $8, $9, $10, 'pending')
-                 on conflict (network_id, id) do update
+                         block_number, block_hash, tx_hash, event_index, event_time, finality_status,
+                         from_account_id, to_account_id, qty_delta)
+                 values ($1, $2, '0', 1, $3::text::ledger.event_kind, $4, $5, $6, $7, $8, $9, $10, 'pending', $11, $12,
+                         $13::bigint::numeric)
+                 on conflict (id) do update
                     set block_number = $6, block_hash = $7, event_index = $9, event_time = $10,
                         finality_status = 'pending', is_reverted = false",
                 &[
@@ -196,19 +190,13 @@ impl World {
                     &collection(what.contract).0,
                     &height,
                     &hash,
-                    &uid,
+                    &tx,
                     &index,
                     &at,
+                    &from,
+                    &to,
+                    &signed,
                 ],
-            )
-            .await;
-            let signed = if what.to.is_none() { -what.qty } else { what.qty };
-            let (from, to) = (what.from.map(|at| account(at).0), what.to.map(|at| account(at).0));
-            self.run(
-                "insert into ledger.normalized_event_deltas
-                        (normalized_event_id, delta_index, asset_id, from_account_id, to_account_id, qty_delta)
-                 values ($1, 0, $2, $3, $4, $5::bigint::numeric) on conflict do nothing",
-                &[&id.0, &what.asset().0, &from, &to, &signed],
             )
             .await;
             for (leg, side, qty) in [(0_i16, from, -what.qty), (1, to, what.qty)] {
@@ -230,7 +218,7 @@ impl World {
                 "event_id": id, "source_event_id": source, "sub_index": "0", "kind": what.kind(),
                 "asset_id": what.asset(), "collection_id": collection(what.contract),
                 "token_id": what.token.to_string(), "from_account_id": from, "to_account_id": to,
-                "qty": what.qty.to_string(), "tx_hash": hex(&uid), "event_index": index,
+                "qty": what.qty.to_string(), "tx_hash": hex(&tx), "event_index": index,
                 "finality_status": "pending",
             });
             let block = json!({
@@ -298,19 +286,6 @@ impl World {
         vec![changed("confirmed", height, &assets)]
     }
 
-    /// Keys and events say the same of an event, in the ledger as here.
-    pub async fn log_follows_keys(&self) {
-        self.run(
-            "update ledger.normalized_events e
-                set finality_status = k.finality_status, is_reverted = k.is_reverted
-               from ledger.normalized_event_keys k
-              where k.normalized_event_id = e.id
-                and (k.finality_status, k.is_reverted) is distinct from (e.finality_status, e.is_reverted)",
-            &[],
-        )
-        .await;
-    }
-
     /// Events at or below `height` are final and applied.
     pub async fn finalize(&mut self, height: i64) -> Vec<Envelope> {
         let mut assets = BTreeSet::new();
@@ -376,8 +351,8 @@ impl World {
                 .conn
                 .query(
                     "revert",
-                    "update ledger.normalized_event_keys set finality_status = 'reverted', is_reverted = true
-                      where normalized_event_id = $1 returning source_event_id",
+                    "update ledger.normalized_events set finality_status = 'reverted', is_reverted = true
+                      where id = $1 returning source_event_id",
                     &[&event.id.0],
                 )
                 .await
@@ -394,7 +369,6 @@ impl World {
             self.events.get_mut(&event.id).expect("known").status = "reverted";
             out.push(envelope("ledger.event.reverted", named(event.id, &event.what, event.height)));
         }
-        self.log_follows_keys().await;
         out.push(changed("reorg", ancestor, &assets));
         self.head = ancestor;
         self.fork += 1;

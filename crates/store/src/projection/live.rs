@@ -130,20 +130,19 @@ pub async fn true_transfers(
     Ok(rows.iter().map(detail).collect())
 }
 
-// By block, not by event: what live wrote of a block lies together in the index of open keys and in the table. Each
+// By block, not by event: what live wrote of a block lies together in the index of what is open and in the table. Each
 // block is looked up by itself (`offset 0`): after a long history the planner thinks that hardly anything is open, and
 // would go through all of it. The position is looked up as a value, because of `exists` a planner with statistics makes
 // a hash of all positions.
 const STANDING_KEYS: &str = concat!(
     "
-    select k.normalized_event_id, k.block_hash,
+    select k.id, k.block_hash,
            k.block_number <= (select np.confirmed_height from ledger.network_progress np where np.network_id = $1),
-           coalesce((select true from projection.transfer_positions p where p.event_id = k.normalized_event_id),
-                    false)
+           coalesce((select true from projection.transfer_positions p where p.event_id = k.id), false)
       from unnest($2::bigint[]) h (height)
      cross join lateral (
-        select o.normalized_event_id, o.block_hash, o.block_number
-          from ledger.normalized_event_keys o
+        select o.id, o.block_hash, o.block_number
+          from ledger.normalized_events o
          where o.network_id = $1 and o.block_number = h.height and o.finality_status <> 'finalized'
            and not o.is_reverted
         offset 0) k
@@ -412,8 +411,8 @@ const FORGET_POSITIONS: &str = concat!(
      where p.network_id = $1 and p.height <= least($2, ",
     final_line!("$1"),
     ")
-       and (select not k.is_reverted and k.block_number = p.height
-              from ledger.normalized_event_keys k where k.normalized_event_id = p.event_id)"
+       and (select not e.is_reverted and e.block_number = p.height
+              from ledger.normalized_events e where e.id = p.event_id)"
 );
 
 /// Forgets the positions of events that cannot move any more.
@@ -430,17 +429,14 @@ const REOPEN_POSITIONS: &str = concat!(
     "
     insert into projection.transfer_positions
            (event_id, network_id, height, event_index, sub_index, turn, asset_id, from_account, to_account)
-    select k.normalized_event_id, k.network_id, k.block_number, e.event_index, e.sub_index::int, 1000000,
-           d.asset_id, d.from_account_id, d.to_account_id
-      from ledger.normalized_event_keys k
-      join ledger.normalized_events e on e.network_id = k.network_id and e.id = k.normalized_event_id
-      left join ledger.normalized_event_deltas d
-             on d.normalized_event_id = k.normalized_event_id and d.delta_index = 0
-     where k.network_id = $1 and k.finality_status <> 'finalized' and e.event_kind in ('transfer', 'mint', 'burn')
-       and (k.is_reverted or k.block_number > ",
+    select e.id, e.network_id, e.block_number, e.event_index, e.sub_index::int, 1000000,
+           case when e.qty_delta is not null then e.asset_id end, e.from_account_id, e.to_account_id
+      from ledger.normalized_events e
+     where e.network_id = $1 and e.finality_status <> 'finalized' and e.event_kind in ('transfer', 'mint', 'burn')
+       and (e.is_reverted or e.block_number > ",
     final_line!("$1"),
     ")
-     order by k.normalized_event_id
+     order by e.id
     on conflict (event_id) do nothing"
 );
 
@@ -488,10 +484,10 @@ const REBUILD_OWNERSHIP: &str = concat!(
           from (select asset_id, account_id, collection_id
                   from unnest($2::uuid[], $3::uuid[], $8::uuid[]) as p(asset_id, account_id, collection_id)
                 union all
-                select d.asset_id, s.account_id, null
-                  from ledger.normalized_event_deltas d
-                 cross join lateral (values (d.from_account_id), (d.to_account_id)) s(account_id)
-                 where d.normalized_event_id = any($1::uuid[]) and s.account_id is not null
+                select e.asset_id, s.account_id, null
+                  from ledger.normalized_events e
+                 cross join lateral (values (e.from_account_id), (e.to_account_id)) s(account_id)
+                 where e.id = any($1::uuid[]) and e.qty_delta is not null and s.account_id is not null
                 union all
                 select p.asset_id, s.account_id, null
                   from projection.transfer_positions p

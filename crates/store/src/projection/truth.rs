@@ -118,16 +118,13 @@ macro_rules! transfer_truth {
     ($keys:expr) => {
         concat!(
             "select e.network_id, e.block_number as height, e.event_index, e.sub_index::int as sub_index,
-                    e.id as event_id, e.event_kind as kind, d.asset_id, a.collection_id,
-                    d.from_account_id as from_account, d.to_account_id as to_account, abs(d.qty_delta) as qty,
+                    e.id as event_id, e.event_kind as kind, e.asset_id, a.collection_id,
+                    e.from_account_id as from_account, e.to_account_id as to_account, abs(e.qty_delta) as qty,
                     e.tx_hash, e.block_hash, e.event_time, e.is_reverted, a.token_id_raw
                from (", $keys, ") i
-               join ledger.normalized_events e on e.network_id = i.network_id and e.id = i.event_id
-               join lateral (select m.asset_id, m.from_account_id, m.to_account_id, m.qty_delta
-                               from ledger.normalized_event_deltas m
-                              where m.normalized_event_id = i.event_id
-                              order by m.delta_index limit 1) d on true
-               join catalog.assets a on a.id = d.asset_id
+               join ledger.normalized_events e
+                 on e.network_id = i.network_id and e.id = i.event_id and e.qty_delta is not null
+               join catalog.assets a on a.id = e.asset_id
               where e.event_kind in ('transfer', 'mint', 'burn')"
         )
     };

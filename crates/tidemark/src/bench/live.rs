@@ -2,7 +2,7 @@
 //! Tidemark as its own process. The node and the reader are this process: the clock of one is the other's.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -32,6 +32,9 @@ pub struct LiveArgs {
     /// Let new heads be found by polling instead of over WebSocket
     #[arg(long)]
     pub poll: bool,
+    /// Folder for the database of that history: made there once, and copied for every run after that
+    #[arg(long, value_name = "FOLDER")]
+    pub keep: Option<PathBuf>,
 }
 
 /// A steady load.
@@ -70,33 +73,55 @@ const PREFILL_LOGS: u32 = 200;
 
 /// Runs it and writes `out/live.json`.
 pub async fn run(args: &LiveArgs, out: &Path) -> anyhow::Result<()> {
-    let bench = Bench::start().await?;
-    let result = measure(args, &bench).await;
-    bench.end().await?;
-    write(out, "live", &result?)
-}
-
-async fn measure(args: &LiveArgs, bench: &Bench) -> anyhow::Result<Value> {
     let sim = Sim::new(SimConfig::live());
     let history = u32::try_from(args.prefill.div_ceil(u64::from(PREFILL_LOGS)))?;
     eprintln!("history of {history} blocks …");
     let grown = sim.clone();
     tokio::task::spawn_blocking(move || (0..history.max(100)).for_each(|_| grown.mine_full(PREFILL_LOGS)))
         .await?;
+    let bench = match &args.keep {
+        Some(kept) => match Bench::start_on(kept).await? {
+            Some(bench) => bench,
+            None => filled(args, Bench::start().await?, &sim).await?.keep(kept).await?,
+        },
+        None => Bench::start().await?,
+    };
+    let result = measure(args, &bench, &sim).await;
+    bench.end().await?;
+    write(out, "live", &result?)
+}
+
+/// Reads the history of `sim`, and stops.
+async fn filled(args: &LiveArgs, bench: Bench, sim: &Sim) -> anyhow::Result<Bench> {
+    let node = sim.serve("127.0.0.1:0".parse()?, FaultProfile::default()).await?;
+    let setup = Setup::one("bench", sim.config().chain_id, &node.url, &[]);
+    let mut tidemark = Serving::start(&bench, &setup).await?;
+    wait_for_history(args, &Reader::new(&tidemark.api, sim.config().chain_id)?, sim).await?;
+    tidemark.stop().await?;
+    node.stop().await;
+    Ok(bench)
+}
+
+async fn wait_for_history(args: &LiveArgs, reader: &Reader, sim: &Sim) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let marker = Marker::of(sim, sim.head()).context("the last block of history has a token")?;
+    reader.wait_for(&marker, PATIENCE.max(Duration::from_millis(args.prefill / 2))).await?;
+    eprintln!("caught up after {:.1} s", began.elapsed().as_secs_f64());
+    Ok(())
+}
+
+async fn measure(args: &LiveArgs, bench: &Bench, sim: &Sim) -> anyhow::Result<Value> {
     let node = sim.serve("127.0.0.1:0".parse()?, FaultProfile::default()).await?;
     let ws = if args.poll { vec![] } else { vec![node.ws_url.clone()] };
     let setup = Setup::one("bench", sim.config().chain_id, &node.url, &ws);
     let mut tidemark = Serving::start(bench, &setup).await?;
     let reader = Reader::new(&tidemark.api, sim.config().chain_id)?;
-    let began = Instant::now();
-    let marker = Marker::of(&sim, sim.head()).context("the last block of history has a token")?;
-    reader.wait_for(&marker, PATIENCE.max(Duration::from_millis(args.prefill / 2))).await?;
-    eprintln!("caught up after {:.1} s", began.elapsed().as_secs_f64());
+    wait_for_history(args, &reader, sim).await?;
     let mut rows = Vec::new();
     let mut loads = Vec::new();
     for load in &args.load {
         eprintln!("{} blocks/s x {} logs for {} s …", load.blocks_per_second, load.logs, args.seconds);
-        let run = follow(&sim, &reader, *load, Duration::from_secs(args.seconds)).await?;
+        let run = follow(sim, &reader, *load, Duration::from_secs(args.seconds)).await?;
         let stages = stages(bench.server.url(), &run).await?;
         rows.extend(run.rows(*load));
         rows.push((format!("{load}: median by stage"), stages.to_string()));
@@ -104,7 +129,7 @@ async fn measure(args: &LiveArgs, bench: &Bench) -> anyhow::Result<Value> {
     }
     let mut repairs = Vec::new();
     for _ in 0..args.reorgs {
-        repairs.push(reorg(&sim, &reader).await?);
+        repairs.push(reorg(sim, &reader).await?);
     }
     if !repairs.is_empty() {
         let times: Vec<f64> = repairs.iter().map(|repair| repair.millis).collect();
@@ -171,25 +196,50 @@ impl Reader {
         Ok(Self { client, base: format!("{api}/v1/assets/{network}") })
     }
 
-    /// Addresses that own the token as soon as the API has read to `at`; it waits for that by itself.
-    async fn owners(&self, contract: &str, token_id: &str, at: u64) -> anyhow::Result<Vec<String>> {
+    /// Addresses that own the token as soon as the API has read to `at`, which it waits for by itself, and the height it
+    /// has read to; none if it has not come there yet.
+    async fn owners(
+        &self,
+        contract: &str,
+        token_id: &str,
+        at: u64,
+    ) -> anyhow::Result<Option<(Vec<String>, u64)>> {
         let url = format!("{}/{contract}/{token_id}/owners?min_height={at}", self.base);
-        let Ok(answer) = self.client.get(&url).send().await else { return Ok(vec![]) }; // Not up yet.
+        let Ok(answer) = self.client.get(&url).send().await else { return Ok(None) }; // Not up yet.
         if answer.status() == reqwest::StatusCode::NOT_FOUND {
-            return Ok(vec![]);
+            return Ok(None);
         }
         let answer: Value = answer.error_for_status()?.json().await?;
         let items = answer["items"].as_array().context("a page has items")?;
-        Ok(items.iter().filter_map(|item| Some(item["address"].as_str()?.to_owned())).collect())
+        let read_to =
+            answer["meta"]["data_watermark"].as_u64().context("an answer says how far it has read")?;
+        Ok(Some((
+            items.iter().filter_map(|item| Some(item["address"].as_str()?.to_owned())).collect(),
+            read_to,
+        )))
     }
 
-    async fn shows(&self, marker: &Marker) -> anyhow::Result<bool> {
-        Ok(self.owners(&marker.contract, &marker.token_id, marker.height).await?.contains(&marker.owner))
+    /// How far the API has read, if that is the marker's block or beyond. It must say the block's owner then, unless a
+    /// later block may have moved the token on.
+    async fn has_read(&self, marker: &Marker) -> anyhow::Result<Option<u64>> {
+        let answer = self.owners(&marker.contract, &marker.token_id, marker.height).await?;
+        let Some((owners, read_to)) = answer.filter(|(_, read_to)| *read_to >= marker.height) else {
+            return Ok(None);
+        };
+        ensure!(
+            read_to > marker.height || owners.contains(&marker.owner),
+            "block {} gives token {} of {} to {}, and the API says {owners:?}",
+            marker.height,
+            marker.token_id,
+            marker.contract,
+            marker.owner
+        );
+        Ok(Some(read_to))
     }
 
     pub(super) async fn wait_for(&self, marker: &Marker, patience: Duration) -> anyhow::Result<()> {
         let deadline = Instant::now() + patience;
-        while !self.shows(marker).await? {
+        while self.has_read(marker).await?.is_none() {
             ensure!(Instant::now() < deadline, "block {} never came to the API", marker.height);
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -282,7 +332,7 @@ async fn follow(sim: &Sim, reader: &Reader, load: Load, length: Duration) -> any
         let mut backlog = Vec::new();
         for _ in 0..blocks {
             ticks.tick().await;
-            backlog.push(sim.head() - visible.load(std::sync::atomic::Ordering::Relaxed));
+            backlog.push(sim.head().saturating_sub(visible.load(std::sync::atomic::Ordering::Relaxed)));
             let miner = sim.clone();
             tokio::task::spawn_blocking(move || miner.mine_full(load.logs)).await?;
             let (at, wall) = (Instant::now(), OffsetDateTime::now_utc());
@@ -302,30 +352,20 @@ async fn follow(sim: &Sim, reader: &Reader, load: Load, length: Duration) -> any
                     None => return anyhow::Ok(seen),
                 }
             }
+            let (oldest, since, _) = waiting.front().context("something waits")?;
+            let Some(read_to) = reader.has_read(oldest).await? else {
+                ensure!(since.elapsed() < PATIENCE, "block {} never came to the API", oldest.height);
+                tokio::time::sleep(LOOK_EVERY).await;
+                continue;
+            };
+            visible.store(read_to, std::sync::atomic::Ordering::Relaxed);
             while let Ok(block) = take.try_recv() {
                 waiting.push_back(block);
             }
-            // A token may move on before its block is seen; then a later block shows that this one is there.
-            let mut shown = None;
-            for (place, (marker, at, _)) in waiting.iter().enumerate() {
-                if reader.shows(marker).await? {
-                    shown = Some(place);
-                } else if at.elapsed() > PATIENCE {
-                    anyhow::bail!("block {} never came to the API", marker.height);
-                }
-                if shown.is_none() && at.elapsed() < Duration::from_secs(1) {
-                    break;
-                }
-            }
-            match shown {
-                Some(place) => {
-                    for (marker, at, wall) in waiting.drain(..=place) {
-                        let millis = at.elapsed().as_secs_f64() * 1e3;
-                        visible.store(marker.height, std::sync::atomic::Ordering::Relaxed);
-                        seen.push(Seen { height: marker.height, at: wall, millis });
-                    }
-                }
-                None => tokio::time::sleep(LOOK_EVERY).await,
+            while let Some((marker, at, wall)) =
+                waiting.pop_front_if(|(marker, _, _)| marker.height <= read_to)
+            {
+                seen.push(Seen { height: marker.height, at: wall, millis: at.elapsed().as_secs_f64() * 1e3 });
             }
         }
     };
@@ -441,7 +481,8 @@ async fn reorg(sim: &Sim, reader: &Reader) -> anyhow::Result<Repair> {
     }
     ensure!(assets.len() >= 1000, "the block touches {} assets only", assets.len());
     for (contract, token_id) in minted.iter().take(20) {
-        let owners = reader.owners(&format!("{contract:#x}"), &token_id.to_string(), 0).await?;
+        let answer = reader.owners(&format!("{contract:#x}"), &token_id.to_string(), 0).await?;
+        let owners = answer.map(|(owners, _)| owners).unwrap_or_default();
         ensure!(
             owners.is_empty(),
             "token {token_id} of {contract:#x} was never minted, and {owners:?} own it"

@@ -23,6 +23,22 @@ use tokio::process::{Child, Command};
 
 use crate::embedded_pg::{EmbeddedPg, Options};
 
+/// The file that says that a kept database is whole.
+const KEPT: &str = "kept";
+
+/// Copies a folder as it is to where nothing is yet, or only what a copy that broke off left.
+async fn copy_folder(from: &Path, to: &Path) -> anyhow::Result<()> {
+    if to.exists() {
+        std::fs::remove_dir_all(to).with_context(|| format!("{} cannot be removed", to.display()))?;
+    }
+    if let Some(above) = to.parent() {
+        std::fs::create_dir_all(above)?;
+    }
+    let done = Command::new("cp").arg("-a").arg(from).arg(to).status().await?;
+    anyhow::ensure!(done.success(), "{} cannot be copied to {}", from.display(), to.display());
+    Ok(())
+}
+
 /// What every benchmark stands on: a private Postgres with our settings, in a folder that goes with it.
 pub struct Bench {
     /// Scratch folder.
@@ -36,8 +52,30 @@ impl Bench {
     pub async fn start() -> anyhow::Result<Self> {
         let dir = std::env::temp_dir().join(format!("tidemark-bench-{}", std::process::id()));
         std::fs::create_dir_all(&dir)?;
+        Self::start_in(dir).await
+    }
+
+    async fn start_in(dir: PathBuf) -> anyhow::Result<Self> {
         let server = EmbeddedPg::start(&Options { data_dir: dir.clone(), port: None }).await?;
         Ok(Self { dir, server })
+    }
+
+    /// Starts it on a copy of what [`Bench::keep`] left in `kept`; `None` if there is nothing.
+    pub async fn start_on(kept: &Path) -> anyhow::Result<Option<Self>> {
+        if !kept.join(KEPT).exists() {
+            return Ok(None);
+        }
+        let dir = std::env::temp_dir().join(format!("tidemark-bench-{}", std::process::id()));
+        copy_folder(kept, &dir).await?;
+        Self::start_in(dir).await.map(Some)
+    }
+
+    /// Leaves a copy of the database in `kept`, and goes on with its own.
+    pub async fn keep(self, kept: &Path) -> anyhow::Result<Self> {
+        self.server.stop().await?;
+        copy_folder(&self.dir, kept).await?;
+        std::fs::write(kept.join(KEPT), "")?;
+        Self::start_in(self.dir).await
     }
 
     /// Processor time of the server so far, all its processes together.

@@ -2,7 +2,7 @@
 //! program and the bare COPY of the same rows, all in one run against one simulated node.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, ensure};
@@ -13,7 +13,7 @@ use tokio::process::Command;
 use super::{Bench, bare_copy, execute, float, minimal, print, start_node, wal_bytes, write};
 
 /// `bench sync`
-#[derive(Debug, Clone, Copy, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct SyncArgs {
     /// Logs of the simulated history
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
@@ -28,6 +28,10 @@ pub struct SyncArgs {
     /// and after, in the same run and without minimal program and COPY
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub stored: u64,
+    /// Folder for the database of what is stored: made there once, and copied for every run after that, which measures
+    /// nothing but what comes on top of it
+    #[arg(long, value_name = "FOLDER", requires = "stored")]
+    pub keep: Option<PathBuf>,
 }
 
 /// Blocks the minimal program asks for at once: about as many logs as a provider answers.
@@ -59,7 +63,11 @@ pub struct Synced {
 pub async fn run(args: &SyncArgs, out: &Path) -> anyhow::Result<()> {
     ensure!(args.blocks >= 10 && args.logs >= args.blocks, "at least ten blocks, and a log in each");
     if args.stored > 0 {
-        return write(out, "sync-stored", &measure_on_top(args).await?);
+        let measured = match &args.keep {
+            Some(kept) => measure_on_kept(args, kept).await?,
+            None => measure_on_top(args).await?,
+        };
+        return write(out, "sync-stored", &measured);
     }
     let bench = Bench::start().await?;
     let result = measure(args, &bench).await;
@@ -104,6 +112,39 @@ async fn measure_on_top(size: &SyncArgs) -> anyhow::Result<serde_json::Value> {
         "stored": stored, "on_top": on_top,
         "ratio_stored": ratio(stored), "ratio_on_top": ratio(on_top),
     }))
+}
+
+/// Only what comes on top of a database that is made once.
+async fn measure_on_kept(size: &SyncArgs, kept: &Path) -> anyhow::Result<serde_json::Value> {
+    let stored_blocks = size.stored.div_ceil(size.logs.div_ceil(size.blocks));
+    let bench = match Bench::start_on(kept).await? {
+        Some(bench) => bench,
+        None => {
+            let bench = Bench::start().await?;
+            let (mut node, rpc) = start_node(size.stored, stored_blocks).await?;
+            sync(&bench, &rpc, stored_blocks - 1, &[]).await?;
+            node.kill().await?;
+            bench.keep(kept).await?
+        }
+    };
+    let blocks = stored_blocks + size.blocks;
+    let on_top = async {
+        let (mut node, rpc) = start_node(size.stored + size.logs, blocks).await?;
+        let wal_before = wal_bytes(bench.server.url()).await?;
+        let on_top = sync(&bench, &rpc, blocks - 1, &[]).await?;
+        node.kill().await?;
+        anyhow::Ok((on_top, wal_bytes(bench.server.url()).await? - wal_before))
+    };
+    let measured = on_top.await;
+    bench.end().await?;
+    let (on_top, wal) = measured?;
+    print(&[
+        ("on top of it", format!("{:.0} events/s ({:.1} s)", on_top.events_per_second, on_top.seconds)),
+        ("peak memory: on top", format!("{} MiB", on_top.peak_rss_bytes / (1024 * 1024))),
+        ("WAL", format!("{} MiB", wal / (1024 * 1024))),
+    ]);
+    print_stages(&on_top);
+    Ok(json!({ "logs": size.logs, "blocks": size.blocks, "stored_logs": size.stored, "on_top": on_top }))
 }
 
 /// Reads a chain of each of these sizes (logs, blocks) in turn into one database. The simulated chain grows by its end,

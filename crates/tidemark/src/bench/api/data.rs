@@ -304,11 +304,6 @@ const STEPS: &[(&str, &str)] = &[
            join bench.assets a on a.n = m.n
            join bench.collections c on c.n = a.collection
           where m.height % {sample} = 0;
-         insert into ledger.normalized_event_keys (normalized_event_id, event_uid, source_event_id, sub_index, network_id,
-             block_number, block_hash, finality_status)
-         select md5('e' || m.i)::uuid, sha256(int8send(m.i)), 'bench:' || m.i, '0', 31337, m.height,
-                sha256(('b' || m.height)::bytea), 'finalized'
-           from bench.moves m where m.height % {sample} = 0;
          insert into ledger.normalized_events (id, source_event_id, sub_index, network_id, event_kind, asset_id,
              block_number, block_hash, tx_hash, event_index, event_time, finality_status)
          select md5('e' || m.i)::uuid, 'bench:' || m.i, '0', 31337, 'transfer', a.id, m.height,

@@ -311,3 +311,14 @@ async fn slices_find_what_the_whole_finds_and_keep_it_once() {
     let named = format!("{kept} and asset_id = '{victim}'");
     assert_eq!(world.count(&named).await, 3, "all but the digest name their asset");
 }
+
+/// The view of keys computes what is not stored; it is the model's formula.
+#[tokio::test]
+async fn the_keys_name_events_by_the_hash_of_their_source() {
+    let world = World::new().await;
+    let mint = class(1, 5, None, Some("a"), 10).sub(3);
+    world.done(block(0, 0), &[&mint]).await;
+    let uid = world.text("select encode(event_uid, 'hex') from ledger.normalized_event_keys").await;
+    let formula = tidemark_model::ids::event_uid(&mint.source(), 3);
+    assert_eq!(uid, formula.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+}

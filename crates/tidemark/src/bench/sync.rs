@@ -34,6 +34,13 @@ pub struct SyncArgs {
     pub keep: Option<PathBuf>,
 }
 
+impl SyncArgs {
+    /// Blocks of what is stored before, as full as those that are measured.
+    fn stored_blocks(&self) -> u64 {
+        self.stored.div_ceil(self.logs.div_ceil(self.blocks))
+    }
+}
+
 /// Blocks the minimal program asks for at once: about as many logs as a provider answers.
 const MINIMAL_STEP: u64 = 500;
 
@@ -78,7 +85,7 @@ pub async fn run(args: &SyncArgs, out: &Path) -> anyhow::Result<()> {
 /// The same logs as a first history, and as what comes after a long one, when everything is in place. The first history
 /// is measured before and after: in the half hour between them the machine may have become another.
 async fn measure_on_top(size: &SyncArgs) -> anyhow::Result<serde_json::Value> {
-    let stored_blocks = size.stored.div_ceil(size.logs.div_ceil(size.blocks));
+    let stored_blocks = size.stored_blocks();
     let all = (size.stored + size.logs, stored_blocks + size.blocks);
     let empty = async || {
         eprintln!("{} logs into an empty database …", size.logs);
@@ -116,7 +123,7 @@ async fn measure_on_top(size: &SyncArgs) -> anyhow::Result<serde_json::Value> {
 
 /// Only what comes on top of a database that is made once.
 async fn measure_on_kept(size: &SyncArgs, kept: &Path) -> anyhow::Result<serde_json::Value> {
-    let stored_blocks = size.stored.div_ceil(size.logs.div_ceil(size.blocks));
+    let stored_blocks = size.stored_blocks();
     let bench = match Bench::start_on(kept).await? {
         Some(bench) => bench,
         None => {

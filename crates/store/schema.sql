@@ -621,6 +621,24 @@ CREATE TABLE projection.account_summaries (
 )
 WITH (fillfactor='80');
 
+CREATE TABLE projection.accounts_to_come (
+    network_id integer NOT NULL,
+    account_id uuid NOT NULL,
+    assets bigint NOT NULL,
+    id bigint NOT NULL
+);
+
+COMMENT ON TABLE projection.accounts_to_come IS 'What holdings that are caught up change in account_summaries, until it is added there';
+
+ALTER TABLE projection.accounts_to_come ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME projection.accounts_to_come_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE projection.asset_cards (
     asset_id uuid NOT NULL,
     network_id integer NOT NULL,
@@ -810,12 +828,23 @@ CREATE VIEW projection.portfolio_assets AS
 CREATE TABLE projection.stats_to_come (
     network_id integer NOT NULL,
     collection_id uuid NOT NULL,
-    assets bigint NOT NULL,
-    supply numeric NOT NULL,
-    stubs bigint NOT NULL
+    assets bigint DEFAULT 0 NOT NULL,
+    supply numeric DEFAULT 0 NOT NULL,
+    stubs bigint DEFAULT 0 NOT NULL,
+    owners bigint DEFAULT 0 NOT NULL,
+    id bigint NOT NULL
 );
 
-COMMENT ON TABLE projection.stats_to_come IS 'What cards that are caught up change in collection_stats, until it is added there';
+COMMENT ON TABLE projection.stats_to_come IS 'What holders and cards that are caught up change in collection_stats, until it is added there';
+
+ALTER TABLE projection.stats_to_come ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME projection.stats_to_come_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 
 CREATE TABLE projection.transfer_positions (
     event_id uuid NOT NULL,
@@ -1374,6 +1403,9 @@ ALTER TABLE ONLY ledger.unfinalized_deltas
 ALTER TABLE ONLY projection.account_summaries
     ADD CONSTRAINT account_summaries_pkey PRIMARY KEY (account_id);
 
+ALTER TABLE ONLY projection.accounts_to_come
+    ADD CONSTRAINT accounts_to_come_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY projection.asset_cards
     ADD CONSTRAINT asset_cards_pkey PRIMARY KEY (asset_id);
 
@@ -1399,7 +1431,7 @@ ALTER TABLE ONLY projection.ownership_view
     ADD CONSTRAINT ownership_view_pkey PRIMARY KEY (asset_id, account_id);
 
 ALTER TABLE ONLY projection.stats_to_come
-    ADD CONSTRAINT stats_to_come_pkey PRIMARY KEY (network_id, collection_id);
+    ADD CONSTRAINT stats_to_come_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY projection.transfer_positions
     ADD CONSTRAINT transfer_positions_pkey PRIMARY KEY (event_id);

@@ -539,17 +539,29 @@ async fn a_backlog_caught_up_by_two_or_killed_in_between_is_caught_up_once() {
     show(&mut state, None, NETWORK).await.expect_err("it died");
     assert_eq!(shown(&late).await, then);
     assert_eq!(progress(&late).await.read_models_height, Some(19));
-    // With two connections cards are there already, and what they change in statistics is noted: once, however often.
-    let noted = "projection.stats_to_come";
-    assert_eq!(count(&late, noted).await, 0);
-    let mut supplies = Vec::new();
+    // With two connections the second's half is there already, and what it changes in accounts and statistics is noted:
+    // once, however often.
+    for half in 0..2 {
+        let collections =
+            format!("catalog.collections where get_byte(uuid_send(id), 15) % 2 = {half} and network_id = 7");
+        assert!(count(&late, &collections).await > 0, "both have something to do");
+    }
+    let noted = ["projection.stats_to_come", "projection.accounts_to_come"];
+    for notes in noted {
+        assert_eq!(count(&late, notes).await, 0);
+    }
+    let mut sums = Vec::new();
     for _ in 0..2 {
         show(&mut state, late.spare_conn().await, NETWORK).await.expect_err("it died");
-        assert!(count(&late, noted).await > 0, "noted");
-        let sum = "select (sum(supply) + 1000 * sum(stubs) + 1000000 * sum(assets))::text from projection.stats_to_come";
-        supplies.push(state.query_one("add up", sum, &[]).await.expect("adds").get::<_, String>(0));
+        for notes in noted {
+            assert!(count(&late, notes).await > 0, "{notes}");
+        }
+        let sum = "select (select (sum(supply), sum(stubs), sum(assets), sum(owners))::text from projection.stats_to_come)
+                       || (select sum(assets) from projection.accounts_to_come)";
+        sums.push(state.query_one("add up", sum, &[]).await.expect("adds").get::<_, String>(0));
     }
-    assert_eq!(supplies[0], supplies[1], "cards that are caught up change nothing");
+    assert_eq!(sums[0], sums[1], "what is caught up changes nothing");
+    assert_ne!(shown(&late).await, then, "one half is there");
     assert_eq!(progress(&late).await.read_models_height, Some(19));
     state.batch("live", "drop trigger die on ledger.network_progress").await.expect("disarms");
     drop(state);
@@ -558,11 +570,13 @@ async fn a_backlog_caught_up_by_two_or_killed_in_between_is_caught_up_once() {
         show(&mut conn, late.spare_conn().await, NETWORK).await.expect("shows")
     };
     assert_eq!(tokio::join!(build(), build(), build()), (true, true, true));
-    assert_eq!(count(&late, noted).await, 0, "added");
+    for notes in noted {
+        assert_eq!(count(&late, notes).await, 0, "{notes} are added");
+    }
     assert_eq!(shown(&late).await, shown(&kept).await);
 }
 
-/// Who died after its cards were caught up left a note; a rewind may have taken its transfers back since.
+/// Who died after one half was caught up left notes; a rewind may have taken its transfers back since.
 #[tokio::test]
 async fn a_note_counts_also_where_no_transfer_is_unseen() {
     let script = script(38, 20);
@@ -574,13 +588,24 @@ async fn a_note_counts_also_where_no_transfer_is_unseen() {
     let sums = "select (sum(total_supply), sum(asset_count), sum(stub_count), sum(transfer_count), max(last_height))::text
                   from projection.collection_stats";
     let supply = "select sum(total_supply)::text from projection.collection_stats";
-    let note = "insert into projection.stats_to_come (network_id, collection_id, assets, supply, stubs)
-                select network_id, collection_id, 0, 5, 0 from projection.collection_stats limit 1";
+    let assets = "select sum(asset_count)::text from projection.account_summaries";
+    let notes = "insert into projection.stats_to_come (network_id, collection_id, supply)
+                 select network_id, collection_id, 5 from projection.collection_stats limit 1;
+                 insert into projection.accounts_to_come (network_id, account_id, assets)
+                 select network_id, account_id, 3 from projection.account_summaries limit 1";
     let before: String = conn.query_one("add up", sums, &[]).await.expect("adds").get(0);
     let owned: String = conn.query_one("add up", supply, &[]).await.expect("adds").get(0);
-    conn.batch("note", note).await.expect("notes");
+    let held: String = conn.query_one("add up", assets, &[]).await.expect("adds").get(0);
+    let transfers = "select sum(transfer_count)::text from projection.account_summaries";
+    let moved: String = conn.query_one("add up", transfers, &[]).await.expect("adds").get(0);
+    conn.batch("note", notes).await.expect("notes");
     assert!(show(&mut conn, None, NETWORK).await.expect("shows"));
     assert_eq!(count(&db, "projection.stats_to_come").await, 0);
+    assert_eq!(count(&db, "projection.accounts_to_come").await, 0);
+    let holds: String = conn.query_one("add up", assets, &[]).await.expect("adds").get(0);
+    assert_eq!(holds.parse::<i64>().expect("counts"), held.parse::<i64>().expect("counts") + 3);
+    let moves: String = conn.query_one("add up", transfers, &[]).await.expect("adds").get(0);
+    assert_eq!(moves, moved, "no transfer was counted");
     let more = format!("select (sum(total_supply) = {owned} + 5)::text from projection.collection_stats");
     assert_eq!(conn.query_one("compare", &more, &[]).await.expect("compares").get::<_, String>(0), "true");
     let back = "update projection.collection_stats set total_supply = total_supply - 5

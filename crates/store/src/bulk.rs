@@ -440,9 +440,10 @@ const INSERT_HOLDERS: &str = "
     insert into projection.collection_holders (collection_id, account_id, asset_count, qty)
     select collection_id, account_id, assets, qty from seg_holders
      where at is null and assets <> 0 order by collection_id, account_id";
-/// `cards`: what cards change in their collections, as (collection_id, stubs, supply, born).
+/// `holders`: what holders change in their collections, as (collection_id, owners). `cards`: what cards do, as
+/// (collection_id, stubs, supply, born).
 macro_rules! upsert_stats {
-    ($cards:expr) => {
+    ($holders:expr, $cards:expr) => {
         concat!(
             "
     insert into projection.collection_stats as t (collection_id, network_id, address, standard, is_stub, owners_count,
@@ -450,9 +451,9 @@ macro_rules! upsert_stats {
     select c.collection_id, $1, c.address, c.standard, true, coalesce(h.owners, 0), coalesce(a.born, 0),
            coalesce(a.supply, 0), coalesce(a.stubs, 0), c.transfers, c.last_height, $2
       from seg_collections c
-      left join (select collection_id,
-                        sum((coalesce(old, 0) + assets > 0)::int - (coalesce(old, 0) > 0)::int) as owners
-                   from seg_holders group by collection_id) h on h.collection_id = c.collection_id
+      left join (",
+            $holders,
+            ") h on h.collection_id = c.collection_id
       left join (",
             $cards,
             ") a on a.collection_id = c.collection_id
@@ -466,27 +467,46 @@ macro_rules! upsert_stats {
     };
 }
 const UPSERT_STATS: &str = upsert_stats!(
+    "select collection_id, sum((coalesce(old, 0) + assets > 0)::int - (coalesce(old, 0) > 0)::int) as owners
+       from seg_holders group by collection_id",
     "select s.collection_id, count(*) filter (where s.at is null) as stubs, sum(s.supply) as supply,
             sum((coalesce(s.old_supply, 0) + s.supply > 0)::int - (coalesce(s.old_supply, 0) > 0)::int) as born
        from seg_assets_merge s group by s.collection_id"
 );
 const UPSERT_NOTED_STATS: &str = upsert_stats!(
-    "select n.collection_id, n.stubs, n.supply, n.assets as born from projection.stats_to_come n
-      where n.network_id = $1"
+    "select collection_id, sum(owners) as owners from projection.stats_to_come
+      where network_id = $1 group by collection_id",
+    "select collection_id, sum(stubs) as stubs, sum(supply) as supply, sum(assets) as born
+       from projection.stats_to_come where network_id = $1 group by collection_id"
 );
-const UPSERT_SUMMARIES: &str = "
+/// `holdings`: what holdings change in their accounts, as (account_id, assets).
+macro_rules! upsert_summaries {
+    ($holdings:expr) => {
+        concat!(
+            "
     insert into projection.account_summaries as t
         (account_id, network_id, address, asset_count, transfer_count, first_seen_at, last_seen_at, updated_at)
     select s.account_id, $1, s.address, coalesce(d.assets, 0), s.transfers, s.first_seen, s.last_seen, $2
       from seg_accounts_merge s
-      left join (select account_id,
-                        sum((coalesce(old, 0) + net > 0)::int - (coalesce(old, 0) > 0)::int) as assets
-                   from seg_merge group by account_id) d on d.account_id = s.account_id
+      left join (",
+            $holdings,
+            ") d on d.account_id = s.account_id
      order by s.account_id
     on conflict (account_id) do update
        set asset_count = t.asset_count + excluded.asset_count,
            transfer_count = t.transfer_count + excluded.transfer_count,
-           last_seen_at = greatest(t.last_seen_at, excluded.last_seen_at), updated_at = excluded.updated_at";
+           last_seen_at = greatest(t.last_seen_at, excluded.last_seen_at), updated_at = excluded.updated_at"
+        )
+    };
+}
+const UPSERT_SUMMARIES: &str = upsert_summaries!(
+    "select account_id, sum((coalesce(old, 0) + net > 0)::int - (coalesce(old, 0) > 0)::int) as assets
+       from seg_merge group by account_id"
+);
+const UPSERT_NOTED_SUMMARIES: &str = upsert_summaries!(
+    "select account_id, sum(assets) as assets from projection.accounts_to_come
+      where network_id = $1 group by account_id"
+);
 
 /// Merges what the segment did into the read models, unless they are due later. Call after [`merge_catalog`].
 pub async fn merge_read_models(
@@ -503,7 +523,8 @@ pub async fn merge_read_models(
     tx.execute("insert holdings", INSERT_VIEW, &[&network.0, &now]).await?;
     tx.execute("insert asset cards", INSERT_CARDS, &[&network.0, &now]).await?;
     tx.execute("merge collection statistics", UPSERT_STATS, &[&network.0, &now]).await?;
-    merge_accounts(tx, network, now).await
+    tx.execute("merge account summaries", UPSERT_SUMMARIES, &[&network.0, &now]).await?;
+    Ok(())
 }
 
 /// Moves holders by what seg_merge says of holdings.
@@ -515,24 +536,21 @@ pub(crate) async fn merge_holders(tx: &Tx<'_>) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Moves accounts by what seg_accounts_merge and seg_merge say.
-pub(crate) async fn merge_accounts(
-    tx: &Tx<'_>,
-    network: NetworkId,
-    now: OffsetDateTime,
-) -> Result<(), StoreError> {
-    tx.execute("merge account summaries", UPSERT_SUMMARIES, &[&network.0, &now]).await?;
-    Ok(())
-}
+// Sets of sizes that nobody counted, joined as a whole.
+const JOIN_WHOLE: &str = "set local enable_nestloop = off";
+const JOIN_AS_USUAL: &str = "set local enable_nestloop to default";
 
-/// Moves statistics by what seg_collections and seg_holders say, and by what was noted of the cards.
-pub(crate) async fn merge_noted_stats(
+/// Moves accounts and statistics by what seg_accounts_merge and seg_collections say of transfers, and by what was noted of
+/// holdings, holders and cards.
+pub(crate) async fn merge_noted(
     tx: &Tx<'_>,
     network: NetworkId,
     now: OffsetDateTime,
 ) -> Result<(), StoreError> {
+    tx.batch("join sets as a whole", JOIN_WHOLE).await?;
+    tx.execute("merge account summaries", UPSERT_NOTED_SUMMARIES, &[&network.0, &now]).await?;
     tx.execute("merge collection statistics", UPSERT_NOTED_STATS, &[&network.0, &now]).await?;
-    Ok(())
+    tx.batch("join as usual", JOIN_AS_USUAL).await
 }
 
 const READ_DIGESTS: &str = "select bucket, digest from ledger.digests where network_id = $1 for update";

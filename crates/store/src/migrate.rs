@@ -53,6 +53,7 @@ migrations!(
     "0026_hot_tables",
     "0027_shown_with_indexes",
     "0028_one_row_per_event",
+    "0029_caught_up_by_halves",
 );
 
 /// What [`run`] did.

@@ -1,6 +1,7 @@
 //! Pages that live blocks look up at random, read in order before they are asked for. Keys are hashes: after a restart,
 //! or when a long history has pushed them out, nearly every row of a block begins with a page from the disk, and a
-//! block of some hundred transfers with thousands. In order they come a hundred times as fast.
+//! block of some hundred transfers with thousands. In order they come a hundred times as fast. As many as fit go into
+//! the server's buffers: what a history has left there is written out then, and not while a block waits for the room.
 //!
 //! It needs Postgres' own extension pg_prewarm, which is taken where the server has it and lets us; elsewhere pages come
 //! as they are asked for. It changes nothing but where pages are.
@@ -16,7 +17,8 @@ const OFFERED: &str = "
 const WHERE: &str = "
     select n.nspname::text from pg_extension e join pg_namespace n on n.oid = e.extnamespace
      where e.extname = 'pg_prewarm'";
-// Rows of these are looked up by their keys and rewritten; of the log, and of the lookup by transaction, only the indexes.
+// Indexes first: every row is looked up through several of them. Rows of these tables are looked up by their keys and
+// rewritten; of the log, and of the lookup by transaction, only the indexes are.
 const RELATIONS: &str = "
     with tables as (
         select v.place, t.oid, v.rows_too
@@ -30,13 +32,14 @@ const RELATIONS: &str = "
                              select oid from pg_class where oid = to_regclass(v.name) and relkind = 'r') t (oid))
     select r.oid::regclass::text, pg_relation_size(r.oid) / current_setting('block_size')::bigint
       from tables t
-     cross join lateral (select t.oid where t.rows_too
-                         union all select i.indexrelid from pg_index i where i.indrelid = t.oid) r (oid)
-     order by t.place, r.oid";
-// What the server's administrator says it may count on, at least twice its own buffers. In pages, both of them.
+     cross join lateral (select t.oid, true where t.rows_too
+                         union all select i.indexrelid, false from pg_index i where i.indrelid = t.oid) r (oid, is_rows)
+     order by r.is_rows, t.place, r.oid";
+// The server's own buffers, and what its administrator says it may count on, at least twice as much. In pages, both.
 const ROOM: &str = "
-    select max(case name when 'shared_buffers' then 2 else 1 end * setting::bigint) from pg_settings
-     where name in ('effective_cache_size', 'shared_buffers')";
+    select max(setting::bigint) filter (where name = 'shared_buffers'),
+           max(case name when 'shared_buffers' then 2 else 1 end * setting::bigint)
+      from pg_settings where name in ('effective_cache_size', 'shared_buffers')";
 
 /// Pages of one statement: it can be stopped between two.
 const PAGES: i64 = 8192;
@@ -87,8 +90,9 @@ pub async fn up(conn: &Conn, within: Duration) -> Result<Option<Warmed>, StoreEr
         return Ok(None);
     };
     let schema: String = schema.get(0);
-    let read = format!("select \"{schema}\".pg_prewarm($1::text::regclass, 'read', 'main', $2, $3)");
-    let room: i64 = conn.query_one("look how much room there is", ROOM, &[]).await?.get(0);
+    let load = format!("select \"{schema}\".pg_prewarm($1::text::regclass, $4, 'main', $2, $3)");
+    let room = conn.query_one("look how much room there is", ROOM, &[]).await?;
+    let (buffers, room): (i64, i64) = (room.get(0), room.get(1));
     let started = Instant::now();
     let mut warmed = Warmed { pages: 0, is_all: true };
     for relation in conn.query("look what is to be warm", RELATIONS, &[]).await? {
@@ -100,7 +104,10 @@ pub async fn up(conn: &Conn, within: Duration) -> Result<Option<Warmed>, StoreEr
                 return Ok(Some(warmed));
             }
             let last = (at + PAGES).min(pages) - 1;
-            conn.query_one("warm up", &read, &[&name, &at, &last]).await?;
+            // Half of the buffers: with more, what comes later pushes out what came first. The rest is at least in the
+            // memory of the system.
+            let into = if warmed.pages < buffers / 2 { "buffer" } else { "read" };
+            conn.query_one("warm up", &load, &[&name, &at, &last, &into]).await?;
             warmed.pages += last + 1 - at;
             at = last + 1;
         }

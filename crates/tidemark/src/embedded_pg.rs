@@ -596,6 +596,10 @@ impl Place {
             // What backends write themselves goes to the disk soon, not all at once when the kernel's patience ends:
             // a commit would wait behind it.
             "backend_flush_after=1MB",
+            // Room for pages is made before somebody waits for it: by default it is made for 500 pages a second at most,
+            // and a block that touches thousands writes out others' pages first.
+            "bgwriter_delay=50ms",
+            "bgwriter_lru_maxpages=500",
             // Small tables that grow fast would be sampled all the time, each time for seconds of a core; plans
             // here go by keys anyway.
             // Append-only tables need a vacuum for their visibility alone: not with every fifth row of a young one.

@@ -63,6 +63,8 @@ pub struct Context {
     pub instance: String,
     /// The metrics registry.
     pub metrics: PrometheusHandle,
+    /// The process ends when history is read: nothing is kept ready for live.
+    pub ends_with_history: bool,
 }
 
 impl Context {
@@ -86,7 +88,14 @@ impl Context {
         };
         let app = Db::open(&app_url, &options)?;
         let raw = Db::open(&raw_url, &DbOptions { plans: Plans::ForEachCall, ..options })?;
-        Ok(Self { config: Arc::new(config), raw, app, instance: instance(), metrics })
+        Ok(Self {
+            config: Arc::new(config),
+            raw,
+            app,
+            instance: instance(),
+            metrics,
+            ends_with_history: false,
+        })
     }
 }
 

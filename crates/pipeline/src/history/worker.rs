@@ -39,8 +39,8 @@ pub struct HistoryOptions {
     pub defer_while_waiting: Duration,
     /// Pause when there is nothing to do.
     pub idle_wait: Duration,
-    /// Keeps what live looks up in memory; all networks of a process share it.
-    pub warmth: Arc<Warmth>,
+    /// Keeps what live looks up in memory; all networks of a process share it. Nobody needs that where live never comes.
+    pub warmth: Option<Arc<Warmth>>,
     /// Segments in memory at once, of all networks that share this: a network takes two (one is made while one is
     /// applied), and however many there are, they do not need more memory together.
     pub segments: Arc<Semaphore>,
@@ -56,7 +56,7 @@ impl Default for HistoryOptions {
             defer_above_blocks: 5_000,
             defer_while_waiting: Duration::from_secs(10),
             idle_wait: Duration::from_millis(200),
-            warmth: Arc::default(),
+            warmth: None,
             segments: Arc::new(Semaphore::new(SEGMENTS_MAX)),
         }
     }
@@ -73,7 +73,7 @@ pub struct Warmth {
 const WARM_FOR: Duration = Duration::from_secs(60);
 /// How long it may take beside the work of a process that starts, and how long readers of a long history may wait for it.
 const WARM_BESIDE: Duration = Duration::from_secs(120);
-const WARM_BEFORE: Duration = Duration::from_secs(20);
+const WARM_BEFORE: Duration = Duration::from_secs(60);
 
 impl Warmth {
     /// It is for speed alone: what goes wrong with it is told, and nothing else.
@@ -85,7 +85,7 @@ impl Warmth {
         let started = Instant::now();
         let warmed = async { warm::up(&db.conn().await?, within).await };
         match warmed.await {
-            Ok(Some(warmed)) => tracing::debug!(
+            Ok(Some(warmed)) => tracing::info!(
                 pages = warmed.pages,
                 is_all = warmed.is_all,
                 duration_ms = started.elapsed().as_millis(),
@@ -237,9 +237,15 @@ impl HistoryWorker {
         tokio::select! {
             biased;
             ended = &mut work => return ended,
-            () = self.options.warmth.keep(&self.app, WARM_BESIDE) => {}
+            () = self.keep_warm(WARM_BESIDE) => {}
         }
         work.await
+    }
+
+    async fn keep_warm(&self, within: Duration) {
+        if let Some(warmth) = &self.options.warmth {
+            warmth.keep(&self.app, within).await;
+        }
     }
 
     async fn keep_up(&self, stop: &CancellationToken) -> Result<(), HistoryError> {
@@ -475,7 +481,7 @@ impl HistoryWorker {
         // Before anything is shown: readers would go through whole tables, and live wait for each index.
         self.restore_indexes(progress.head).await?;
         if is_due {
-            self.options.warmth.keep(&self.app, WARM_BEFORE).await;
+            self.keep_warm(WARM_BEFORE).await;
             show(&mut self.app.conn().await?, self.app.spare_conn().await, network).await?;
         }
         Ok(())

@@ -8,8 +8,9 @@
 //! since: between the two their indexes are made, so that readers and live find them there.
 //!
 //! Built twice is built once: each table forgets what it has of the network first. Caught up twice is caught up once:
-//! cards are made what the catalog says, and what that changes in their collections' statistics is noted
-//! (`projection.stats_to_come`) until the transaction that adds up everything else takes it.
+//! holdings and cards are made what the ledger says, and what that changes in accounts and in the statistics of
+//! collections is noted (`projection.accounts_to_come`, `projection.stats_to_come`) until the transaction that adds up
+//! everything else takes it.
 
 use tidemark_model::OffsetDateTime;
 use tidemark_model::ids::NetworkId;
@@ -165,6 +166,19 @@ macro_rules! unseen {
         "projection.transfers t where t.network_id = $1 and t.height > $2 and not t.is_reverted"
     };
 }
+/// Those of one half of all collections: $3.
+macro_rules! unseen_half {
+    () => {
+        concat!(unseen!(), " and get_byte(uuid_send(t.collection_id), 15) % 2 = any($3)")
+    };
+}
+
+/// Collections by the last bit of their ids, which are hashes. No holding, holder or card is in both halves: two
+/// connections can catch up one each.
+type Halves = &'static [i32];
+const EVEN: Halves = &[0];
+const ODD: Halves = &[1];
+const BOTH: Halves = &[0, 1];
 
 const CREATE_UNSEEN: &str = "
     create temp table if not exists seg_pairs (
@@ -173,7 +187,7 @@ const UNSEEN_PAIRS: &str = concat!(
     "insert into seg_pairs (asset_id, account_id, collection_id)
      select distinct t.asset_id, s.account_id, t.collection_id
        from (select * from ",
-    unseen!(),
+    unseen_half!(),
     ") t cross join lateral (values (t.from_account), (t.to_account)) s (account_id)
       where s.account_id is not null
       order by 1, 2"
@@ -209,7 +223,7 @@ const COMPARE_ASSETS: &str = concat!(
             a.first_seen_block, x.height, a.history = 'partial', o.supply,
             a.supply = 0 and a.is_burned and not (a.is_fungible_class and a.history = 'partial'), 0, o.ctid
        from (select t.asset_id, max(t.height) as height from ",
-    unseen!(),
+    unseen_half!(),
     "         group by t.asset_id) x
        join catalog.assets a on a.id = x.asset_id
        left join projection.asset_cards o on o.asset_id = x.asset_id
@@ -226,28 +240,39 @@ const INSERT_CARDS: &str = "
     select s.asset_id, $1, s.collection_id, s.token_id, s.standard, true, s.is_burned, s.supply,
            case when s.partial then 'partial' else 'complete' end, 'finalized', s.last_height, $2
       from seg_assets_merge s where s.at is null order by s.asset_id";
-const NOTE_STATS: &str = "
-    insert into projection.stats_to_come as n (network_id, collection_id, assets, supply, stubs)
+// Notes are added and never changed, so that two who note at the same time do not wait for each other.
+const NOTE_CARDS: &str = "
+    insert into projection.stats_to_come (network_id, collection_id, assets, supply, stubs)
     select $1, s.collection_id,
            sum((coalesce(s.old_supply, 0) + s.supply > 0)::int - (coalesce(s.old_supply, 0) > 0)::int), sum(s.supply),
            count(*) filter (where s.at is null)
-      from seg_assets_merge s group by s.collection_id order by s.collection_id
-    on conflict (network_id, collection_id) do update
-       set assets = n.assets + excluded.assets, supply = n.supply + excluded.supply, stubs = n.stubs + excluded.stubs";
-const FORGET_NOTES: &str = "delete from projection.stats_to_come where network_id = $1";
+      from seg_assets_merge s group by s.collection_id order by s.collection_id";
+const NOTE_HOLDERS: &str = "
+    insert into projection.stats_to_come (network_id, collection_id, owners)
+    select $1, collection_id, sum((coalesce(old, 0) + assets > 0)::int - (coalesce(old, 0) > 0)::int)
+      from seg_holders group by collection_id order by collection_id";
+const NOTE_HOLDINGS: &str = "
+    insert into projection.accounts_to_come (network_id, account_id, assets)
+    select $1, account_id, sum((coalesce(old, 0) + net > 0)::int - (coalesce(old, 0) > 0)::int)
+      from seg_merge group by account_id";
+const FORGET_STATS_NOTES: &str = "delete from projection.stats_to_come where network_id = $1";
+const FORGET_ACCOUNT_NOTES: &str = "delete from projection.accounts_to_come where network_id = $1";
+// Also those that were noted by somebody who died, and whose transfers were taken back since. Same below.
 const UNSEEN_ACCOUNTS: &str = concat!(
     "insert into seg_accounts_merge (account_id, address, first_seen, last_seen, transfers)
      select a.id, a.address_normalized, a.first_seen_at, greatest(a.first_seen_at, x.seen), x.transfers
-       from (select s.account_id, count(*) as transfers, max(t.event_time) as seen
-               from (select * from ",
+       from (select u.account_id, count(u.seen) as transfers, max(u.seen) as seen
+               from (select s.account_id, t.event_time as seen
+                       from (select * from ",
     unseen!(),
     ") t cross join lateral (values (t.from_account), (nullif(t.to_account, t.from_account))) s (account_id)
-              where s.account_id is not null
-              group by s.account_id) x
+                      where s.account_id is not null
+                     union all
+                     select account_id, null from projection.accounts_to_come where network_id = $1) u
+              group by u.account_id) x
        join ledger.accounts a on a.id = x.account_id
       order by a.id"
 );
-// Also those whose cards alone were caught up, by somebody who died, and whose transfers were taken back since.
 const UNSEEN_COLLECTIONS: &str = concat!(
     "insert into seg_collections (collection_id, contract_id, address, standard, first_seen, first_height, last_height,
          transfers)
@@ -274,9 +299,19 @@ const PREPARE_TO_CATCH_UP: &str = "
     set local statement_timeout = 0; set local idle_in_transaction_session_timeout = 0;
     set local plan_cache_mode = force_custom_plan; set local work_mem = '128MB'; set local enable_memoize = off";
 
+/// What is caught up: a network, from where its read models stand.
+#[derive(Clone, Copy)]
+struct Behind {
+    network: NetworkId,
+    from: i64,
+    now: OffsetDateTime,
+}
+
 /// Brings read models that stand at `from` to the ledger's head, and lets live go on. The caller's transaction holds
-/// the locks of the network's ledger and projections, and nothing of the network is open. With a second connection
-/// cards are caught up beside owners, and committed first.
+/// the locks of the network's ledger and projections, and nothing of the network is open. With a second connection each
+/// catches up one half of the collections, holdings and cards crosswise: where nearly everything is one collection,
+/// one has its holdings and the other its cards. What the second commits counts with the caller's commit, because
+/// accounts and statistics are added up from notes there.
 pub async fn catch_up(
     tx: &Tx<'_>,
     second: Option<&mut Conn>,
@@ -284,42 +319,49 @@ pub async fn catch_up(
     from: i64,
     now: OffsetDateTime,
 ) -> Result<(), StoreError> {
+    let behind = Behind { network, from, now };
     match second {
         Some(second) => {
+            let here = async {
+                catch_up_holdings(tx, behind, EVEN).await?;
+                catch_up_cards(tx, behind, ODD).await
+            };
             let beside = async {
                 let beside = second.tx().await?;
-                catch_up_cards(&beside, network, from, now).await?;
-                beside.commit().await
+                catch_up_holdings(&beside, behind, ODD).await?;
+                catch_up_cards(&beside, behind, EVEN).await?;
+                Ok::<_, StoreError>(beside)
             };
-            let (owners, cards) = tokio::join!(catch_up_owners(tx, network, from, now), beside);
-            owners?;
-            cards?;
+            let (here, beside) = tokio::join!(here, beside);
+            here?;
+            // Not before: readers should not see one half long before the other.
+            beside?.commit().await?;
         }
         None => {
-            catch_up_owners(tx, network, from, now).await?;
-            catch_up_cards(tx, network, from, now).await?;
+            catch_up_holdings(tx, behind, BOTH).await?;
+            catch_up_cards(tx, behind, BOTH).await?;
         }
     }
     let unseen: [Param<'_>; 2] = [&network.0, &from];
+    tx.execute("count unseen transfers of accounts", UNSEEN_ACCOUNTS, &unseen).await?;
     tx.execute("count unseen transfers of collections", UNSEEN_COLLECTIONS, &unseen).await?;
-    bulk::merge_noted_stats(tx, network, now).await?;
-    tx.execute("forget noted statistics", FORGET_NOTES, &[&network.0]).await?;
+    bulk::merge_noted(tx, network, now).await?;
+    tx.execute("forget noted statistics", FORGET_STATS_NOTES, &[&network.0]).await?;
+    tx.execute("forget noted accounts", FORGET_ACCOUNT_NOTES, &[&network.0]).await?;
     tx.execute("show unreliable contracts", RELIABILITY, &[]).await?;
     let row = tx.query_one("note that read models are shown", SHOWN, &[&network.0]).await?;
     super::move_watermark(tx, network, row.get(0), None).await
 }
 
-async fn catch_up_owners(
+async fn catch_up_holdings(
     tx: &Tx<'_>,
-    network: NetworkId,
-    from: i64,
-    now: OffsetDateTime,
+    Behind { network, from, now }: Behind,
+    of: Halves,
 ) -> Result<(), StoreError> {
-    let unseen: [Param<'_>; 2] = [&network.0, &from];
     bulk::create_merge_tables(tx).await?;
     tx.batch("create the table of unseen pairs", CREATE_UNSEEN).await?;
     tx.batch("prepare to catch up read models", PREPARE_TO_CATCH_UP).await?;
-    tx.execute("list unseen pairs", UNSEEN_PAIRS, &unseen).await?;
+    tx.execute("list unseen pairs", UNSEEN_PAIRS, &[&network.0, &from, &of]).await?;
     tx.batch("count unseen pairs", COUNT_UNSEEN).await?;
     tx.execute("compare holdings", COMPARE_PAIRS, &[]).await?;
     tx.batch("count compared holdings", COUNT_COMPARED).await?;
@@ -329,24 +371,24 @@ async fn catch_up_owners(
     tx.look_up_as_usual().await?;
     tx.execute("insert holdings", INSERT_HOLDINGS, &[&network.0, &now]).await?;
     bulk::merge_holders(tx).await?;
-    tx.execute("count unseen transfers of accounts", UNSEEN_ACCOUNTS, &unseen).await?;
-    bulk::merge_accounts(tx, network, now).await
+    tx.execute("note owners to come", NOTE_HOLDERS, &[&network.0]).await?;
+    tx.execute("note assets of accounts to come", NOTE_HOLDINGS, &[&network.0]).await?;
+    Ok(())
 }
 
 async fn catch_up_cards(
     tx: &Tx<'_>,
-    network: NetworkId,
-    from: i64,
-    now: OffsetDateTime,
+    Behind { network, from, now }: Behind,
+    of: Halves,
 ) -> Result<(), StoreError> {
     bulk::create_merge_tables(tx).await?;
     tx.batch("prepare to catch up read models", PREPARE_TO_CATCH_UP).await?;
-    tx.execute("compare asset cards", COMPARE_ASSETS, &[&network.0, &from]).await?;
+    tx.execute("compare asset cards", COMPARE_ASSETS, &[&network.0, &from, &of]).await?;
     tx.look_up_one_by_one().await?;
     tx.execute("update asset cards", UPDATE_CARDS, &[&now]).await?;
     tx.look_up_as_usual().await?;
     tx.execute("insert asset cards", INSERT_CARDS, &[&network.0, &now]).await?;
-    tx.execute("note statistics to come", NOTE_STATS, &[&network.0]).await?;
+    tx.execute("note statistics to come", NOTE_CARDS, &[&network.0]).await?;
     Ok(())
 }
 

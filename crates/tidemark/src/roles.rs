@@ -184,7 +184,7 @@ impl Shop {
             HistoryOptions {
                 idle_wait: idle_wait(self.parts.adapters.len()),
                 segments: Arc::clone(&self.segments),
-                warmth: (!self.ctx.ends_with_history).then(|| Arc::clone(&self.warmth)),
+                warmth: Arc::clone(&self.warmth),
                 ..HistoryOptions::default()
             },
         )

@@ -63,8 +63,6 @@ pub struct Context {
     pub instance: String,
     /// The metrics registry.
     pub metrics: PrometheusHandle,
-    /// The process ends when history is read: nothing is kept ready for live.
-    pub ends_with_history: bool,
 }
 
 impl Context {
@@ -88,14 +86,7 @@ impl Context {
         };
         let app = Db::open(&app_url, &options)?;
         let raw = Db::open(&raw_url, &DbOptions { plans: Plans::ForEachCall, ..options })?;
-        Ok(Self {
-            config: Arc::new(config),
-            raw,
-            app,
-            instance: instance(),
-            metrics,
-            ends_with_history: false,
-        })
+        Ok(Self { config: Arc::new(config), raw, app, instance: instance(), metrics })
     }
 }
 

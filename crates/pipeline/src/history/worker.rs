@@ -39,8 +39,8 @@ pub struct HistoryOptions {
     pub defer_while_waiting: Duration,
     /// Pause when there is nothing to do.
     pub idle_wait: Duration,
-    /// Keeps what live looks up in memory; all networks of a process share it. Nobody needs that where live never comes.
-    pub warmth: Option<Arc<Warmth>>,
+    /// Keeps what live looks up in memory; all networks of a process share it.
+    pub warmth: Arc<Warmth>,
     /// Segments in memory at once, of all networks that share this: a network takes two (one is made while one is
     /// applied), and however many there are, they do not need more memory together.
     pub segments: Arc<Semaphore>,
@@ -56,14 +56,14 @@ impl Default for HistoryOptions {
             defer_above_blocks: 5_000,
             defer_while_waiting: Duration::from_secs(10),
             idle_wait: Duration::from_millis(200),
-            warmth: None,
+            warmth: Arc::default(),
             segments: Arc::new(Semaphore::new(SEGMENTS_MAX)),
         }
     }
 }
 
 /// Reads what live looks up into memory ([`warm`]): when a process starts, beside its work, and before a long history is
-/// shown, because live comes right after. Once in a while for all networks together.
+/// shown, because live comes right after, and catching up needs the same pages. Once in a while for all networks together.
 #[derive(Debug, Default)]
 pub struct Warmth {
     last: tokio::sync::Mutex<Option<Instant>>,
@@ -237,15 +237,9 @@ impl HistoryWorker {
         tokio::select! {
             biased;
             ended = &mut work => return ended,
-            () = self.keep_warm(WARM_BESIDE) => {}
+            () = self.options.warmth.keep(&self.app, WARM_BESIDE) => {}
         }
         work.await
-    }
-
-    async fn keep_warm(&self, within: Duration) {
-        if let Some(warmth) = &self.options.warmth {
-            warmth.keep(&self.app, within).await;
-        }
     }
 
     async fn keep_up(&self, stop: &CancellationToken) -> Result<(), HistoryError> {
@@ -481,7 +475,7 @@ impl HistoryWorker {
         // Before anything is shown: readers would go through whole tables, and live wait for each index.
         self.restore_indexes(progress.head).await?;
         if is_due {
-            self.keep_warm(WARM_BEFORE).await;
+            self.options.warmth.keep(&self.app, WARM_BEFORE).await;
             show(&mut self.app.conn().await?, self.app.spare_conn().await, network).await?;
         }
         Ok(())

@@ -61,8 +61,7 @@ pub async fn run(args: SyncArgs, mut config: Config) -> anyhow::Result<u8> {
     config.api.listen.set_port(0);
     let mut stop = std::pin::pin!(host::asked_to_stop());
     let starting = async {
-        let mut host = Host::open(config, Embedded::Allowed).await?;
-        host.ctx.ends_with_history = true;
+        let host = Host::open(config, Embedded::Allowed).await?;
         let started = host.start(if args.raw_only { RAW_ROLES } else { ROLES }).await?;
         anyhow::Ok((host, started))
     };

@@ -111,7 +111,7 @@ mod tests {
 
     use super::*;
 
-    const SHORT: Duration = Duration::from_millis(100);
+    const SHORT: Duration = Duration::from_millis(500);
 
     async fn listener() -> (TcpListener, RedactedUrl) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
@@ -123,12 +123,12 @@ mod tests {
     async fn a_chain_that_stands_still_is_listened_to() {
         let (listener, url) = listener().await;
         let woken = Notify::new();
-        // Answers pings, as reading does by itself, and says its first head after eight times the silence.
+        // Answers pings, as reading does by itself, and says its first head after five times the silence.
         let node = async {
             let (stream, _) = listener.accept().await.expect("accepts");
             let mut socket = tokio_tungstenite::accept_async(stream).await.expect("shakes hands");
             let mut pings = 0;
-            let _ = tokio::time::timeout(SHORT * 8, async {
+            let _ = tokio::time::timeout(SHORT * 5, async {
                 while let Some(Ok(message)) = socket.next().await {
                     pings += u32::from(message.is_ping());
                 }

@@ -37,7 +37,7 @@ use tidemark_store::reads;
 
 use crate::problem::Problem;
 pub use crate::reader::Sort;
-pub use crate::state::{ApiConfig, ApiState, db_options};
+pub use crate::state::{ApiConfig, ApiState, Woken, db_options};
 
 /// Largest body: a hundred natural keys fit.
 const BODY_BYTES_MAX: usize = 64 * 1024;

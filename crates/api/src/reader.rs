@@ -24,6 +24,7 @@ use crate::state::ApiState;
 const MIN_HEIGHT_WAIT: Duration = Duration::from_secs(5);
 /// Blocks above the head that are not worth waiting for.
 const MIN_HEIGHT_FAR: i64 = 64;
+/// Between two looks where no projector of this process says that it is time.
 const MIN_HEIGHT_POLL: Duration = Duration::from_millis(10);
 /// An unknown account on a network behind by more than this may simply not be read yet (S0 §17.2).
 const EMPTY_IS_PENDING_LAG: i64 = 30;
@@ -147,7 +148,10 @@ impl Reader {
                 return Err(problem);
             }
             drop(reader);
-            tokio::time::sleep(MIN_HEIGHT_POLL).await;
+            tokio::select! {
+                () = state.woken().projected.heard() => {}
+                () = tokio::time::sleep(MIN_HEIGHT_POLL) => {}
+            }
             reader = Self::open(state).await?;
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use tidemark_bus::news::News;
 use tidemark_store::reads::NetworkRow;
 use tidemark_store::{Db, DbOptions, Plans, StoreError, reads};
 use tokio_util::sync::CancellationToken;
@@ -66,6 +67,16 @@ pub fn db_options(connections_max: usize) -> DbOptions {
     }
 }
 
+/// What workers of this process tell the API, so that it looks at once. Those of other processes tell nothing: it also
+/// looks by itself.
+#[derive(Debug, Clone, Default)]
+pub struct Woken {
+    /// The projector committed a batch.
+    pub projected: News,
+    /// Messages were numbered.
+    pub numbered: News,
+}
+
 /// What all requests share. Cloning is cheap.
 #[derive(Clone)]
 pub struct ApiState {
@@ -76,6 +87,7 @@ struct Inner {
     app: Db,
     raw: Db,
     config: ApiConfig,
+    woken: Woken,
     limit: RateLimit,
     hub: Hub,
     /// The networks as they were last read, and when that read began.
@@ -91,11 +103,11 @@ const LIMITER_SWEEP: Duration = Duration::from_secs(30);
 impl ApiState {
     /// `app` reads projection.* (role `tidemark_api`), `raw` the raw database through the same functions; they
     /// may be one database. Give `app` a statement timeout: it is the bound of every read.
-    pub fn new(app: Db, raw: Db, config: ApiConfig) -> Self {
+    pub fn new(app: Db, raw: Db, config: ApiConfig, woken: Woken) -> Self {
         let limit = RateLimit::new(&config);
         let hub = Hub::new(config.stream_clients_max);
         let (networks, closing) = (tokio::sync::Mutex::default(), CancellationToken::new());
-        Self { inner: Arc::new(Inner { app, raw, config, limit, hub, networks, closing }) }
+        Self { inner: Arc::new(Inner { app, raw, config, woken, limit, hub, networks, closing }) }
     }
 
     /// The networks, read after this was called. Requests that wait at the same time share one read, so that many
@@ -124,6 +136,9 @@ impl ApiState {
     pub(crate) fn config(&self) -> &ApiConfig {
         &self.inner.config
     }
+    pub(crate) fn woken(&self) -> &Woken {
+        &self.inner.woken
+    }
     pub(crate) fn limit(&self) -> &RateLimit {
         &self.inner.limit
     }
@@ -146,6 +161,7 @@ impl ApiState {
                 () = token.cancelled() => break,
                 _ = sweep.tick() => self.inner.limit.sweep(),
                 _ = gauges.tick() => self.measure().await,
+                () = self.inner.woken.numbered.heard() => self.inner.hub.poll(&self.inner.app).await,
                 () = tokio::time::sleep(poll) => self.inner.hub.poll(&self.inner.app).await,
             }
         }

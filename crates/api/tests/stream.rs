@@ -155,6 +155,28 @@ async fn a_client_that_is_cut_off_again_and_again_misses_nothing() -> anyhow::Re
 }
 
 #[tokio::test]
+async fn what_a_relay_of_the_process_numbers_is_told_without_waiting_for_the_next_look() -> anyhow::Result<()>
+{
+    let never = tidemark_api::ApiConfig { stream_poll_ms: 3_600_000, ..config() };
+    let server = Server::start(never).await?;
+    let (news, stop) = (server.seed.woken.numbered.clone(), server.stop.clone());
+    server.tasks.spawn(async move {
+        while !stop.is_cancelled() {
+            news.tell();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    let mut listener = Listener::open(&server, "", None).await?;
+    assert_eq!(listener.next().await?.name, "hello");
+    let moved = server.seed.transfers.first().expect("one");
+    server.seed.say(PROJECTED, &server.seed.payload(&[moved])).await?;
+    assert_eq!(listener.until(&moved.event_id.to_string()).await?.len(), 1);
+    drop(listener);
+    server.finish().await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn filters_choose_and_a_retraction_names_what_it_takes_back() -> anyhow::Result<()> {
     let server = Server::start(config()).await?;
     let seed = &server.seed;

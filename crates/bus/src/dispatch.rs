@@ -22,6 +22,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use crate::news::News;
 use crate::registry::Registry;
 use crate::relay::RelayHandle;
 use crate::share::{Look, share};
@@ -164,6 +165,8 @@ pub struct DispatcherOptions {
     pub partitions: Partitions,
     /// The relay of this process: woken after every batch, as handlers usually emit.
     pub relay: Option<RelayHandle>,
+    /// Told after every batch, too: its effect can be read.
+    pub news: News,
     /// Shows that this process lives; none is one of its own.
     pub presence: Option<Arc<Presence>>,
 }
@@ -180,6 +183,7 @@ impl Default for DispatcherOptions {
             idle_wait: Duration::from_secs(1),
             partitions: Partitions::default(),
             relay: None,
+            news: News::default(),
             presence: None,
         }
     }
@@ -750,6 +754,7 @@ impl Lane {
         if let Some(relay) = &self.shared.options.relay {
             relay.wake();
         }
+        self.shared.options.news.tell();
         metrics::counter!(metric::EVENT_CONSUME_RATE, "handler" => kind)
             .increment(u64::try_from(count).unwrap_or(u64::MAX));
         Ok(())

@@ -9,6 +9,7 @@
 //! - [`registry`], [`lint`]: schemas, checked at produce and at consume; evolution rules with counterexamples
 //! - [`relay`]: numbers and publishes, one fenced owner
 //! - [`postgres`], [`nats`], [`redis`]: the engines; [`refill`] closes their holes; [`tail`] knows the heads
+//! - [`news`]: wakes who waits in the same process
 //! - [`dispatch`]: ordered consumers with exactly-once effect
 //! - [`dlq`], [`replay`], [`retention`]: what operators do
 //! - [`crash`]: where tests end a process
@@ -45,6 +46,7 @@ pub mod dlq;
 pub mod lint;
 pub mod metric;
 pub mod nats;
+pub mod news;
 pub mod postgres;
 pub mod redis;
 pub mod refill;

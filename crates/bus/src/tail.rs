@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use tidemark_store::buslog::{self, HeadOf};
 use tidemark_store::{Db, StoreError};
-use tokio::sync::Notify;
 use tokio::time::Instant;
+
+use crate::news::News;
 
 /// Heads of the log.
 pub struct Tails {
     db: Db,
     heads: Mutex<HashMap<String, Vec<i64>>>,
-    changed: Notify,
+    changed: News,
     /// Held by the waiter whose turn it is to ask the database.
     turn: tokio::sync::Mutex<Option<Instant>>,
     /// When a relay of this process last said that it is at work.
@@ -40,7 +41,7 @@ impl Tails {
         Self {
             db,
             heads: Mutex::default(),
-            changed: Notify::new(),
+            changed: News::default(),
             turn: tokio::sync::Mutex::default(),
             fed: Mutex::default(),
         }
@@ -62,6 +63,11 @@ impl Tails {
         if fed.is_some_and(|at| at.elapsed() < FED_FOR) { FED_INTERVAL } else { INTERVAL }
     }
 
+    /// Told whenever a head that is known here grows.
+    pub fn news(&self) -> News {
+        self.changed.clone()
+    }
+
     /// Takes in new heads and wakes everybody who waits.
     pub fn advance(&self, news: &[HeadOf]) {
         let mut grew = false;
@@ -80,7 +86,7 @@ impl Tails {
             }
         }
         if grew {
-            self.changed.notify_waiters();
+            self.changed.tell();
         }
     }
 

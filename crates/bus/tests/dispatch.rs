@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use support::{RECORDER, Recorder, Rig, Running, dispatcher_options, draft, keys, wait_for};
 use tidemark_bus::dispatch::{Accepts, Delivered, DispatcherOptions, HandleError, Handler};
+use tidemark_bus::news::News;
 use tidemark_bus::relay::{Relay, RelayOptions};
 use tidemark_store::{Tx, dlq};
 
@@ -96,6 +97,22 @@ async fn a_poison_event_parks_its_key_and_the_rest_goes_on() -> anyhow::Result<(
     assert!(letters[0].error.contains("told to fail"));
     assert!(letters[1..].iter().all(|letter| letter.kind == "follower"));
     assert!(letters.windows(2).all(|pair| pair[0].pseq < pair[1].pseq));
+    handler.stop().await?;
+    relay.stop().await
+}
+
+#[tokio::test]
+async fn who_waits_in_the_process_hears_of_a_batch_that_can_be_read() -> anyhow::Result<()> {
+    let rig = Rig::postgres().await?;
+    let news = News::default();
+    let options = DispatcherOptions { news: news.clone(), ..dispatcher_options() };
+    let relay = rig.run_relay();
+    let handler = rig.run_dispatcher(rig.dispatcher_with(Arc::new(Recorder::default()), options));
+    let (heard, emitted) =
+        tokio::join!(tokio::time::timeout(Duration::from_secs(60), news.heard()), rig.emit(&[("a", 1)]));
+    emitted?;
+    heard?;
+    assert_eq!(rig.effects(RECORDER).await?["a"], vec![1], "committed before it is told");
     handler.stop().await?;
     relay.stop().await
 }

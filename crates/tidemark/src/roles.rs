@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tidemark_api::{ApiConfig, ApiState};
+use tidemark_api::{ApiConfig, ApiState, Woken};
 use tidemark_bus::Bus;
 use tidemark_bus::dispatch::{Dispatcher, DispatcherOptions, Handler};
 use tidemark_bus::dlq::Desk;
 use tidemark_bus::nats::{NatsBus, NatsOptions};
+use tidemark_bus::news::News;
 use tidemark_bus::postgres::PostgresBus;
 use tidemark_bus::redis::RedisBus;
 use tidemark_bus::relay::{Relay, RelayHandle, RelayOptions};
@@ -41,6 +42,7 @@ struct Side {
     presence: Arc<Presence>,
     relay: Arc<Relay>,
     bus: Arc<dyn Bus>,
+    tails: Arc<Tails>,
 }
 
 /// Everything roles are started from.
@@ -54,6 +56,8 @@ pub struct Shop {
     segments: Arc<Semaphore>,
     /// What keeps pages in memory, for all networks together.
     warmth: Arc<Warmth>,
+    /// Told after every batch of the projector.
+    projected: News,
 }
 
 impl Shop {
@@ -64,7 +68,16 @@ impl Shop {
         let app = side(ctx, &ctx.app).await?;
         let raw = if one_database { app.clone() } else { side(ctx, &ctx.raw).await? };
         let segments = Arc::new(Semaphore::new(SEGMENTS_MAX));
-        Ok(Self { ctx: ctx.clone(), parts, raw, app, one_database, segments, warmth: Arc::default() })
+        Ok(Self {
+            ctx: ctx.clone(),
+            parts,
+            raw,
+            app,
+            one_database,
+            segments,
+            warmth: Arc::default(),
+            projected: News::default(),
+        })
     }
 
     /// The adapters of all networks.
@@ -193,12 +206,14 @@ impl Shop {
     fn dispatch(&self, group: &Supervisor, kind: &'static str, from: &Side) {
         let (ctx, parts, bus) = (self.ctx.clone(), self.parts.clone(), Arc::clone(&from.bus));
         let (wake, presence) = (self.app.relay.handle(), Arc::clone(&self.app.presence));
+        let news = if kind == "projector" { self.projected.clone() } else { News::default() };
         group.start(kind, Stage::Worker, move |running| {
             let options = DispatcherOptions {
                 owner: format!("{}:{kind}", ctx.instance),
                 batch_max: batch_max(kind),
                 partitions: parts.streams.clone(),
                 relay: Some(wake.clone()),
+                news: news.clone(),
                 presence: Some(Arc::clone(&presence)),
                 ..DispatcherOptions::default()
             };
@@ -244,7 +259,8 @@ impl Shop {
             operator_page: config.operator_page,
             ..ApiConfig::default()
         };
-        let state = ApiState::new(app, raw, api);
+        let woken = Woken { projected: self.projected.clone(), numbered: self.app.tails.news() };
+        let state = ApiState::new(app, raw, api, woken);
         let listen = config.listen;
         let operators = tidemark_api::admin_routes(state.clone());
         group.start("api", Stage::Serve, move |running| serve(listen, state.clone(), running));
@@ -325,8 +341,8 @@ async fn side(ctx: &Context, db: &Db) -> anyhow::Result<Side> {
         presence: Some(Arc::clone(&presence)),
         ..RelayOptions::default()
     };
-    let relay = Arc::new(Relay::new(db.clone(), Arc::clone(&bus), tails, options));
-    Ok(Side { db: db.clone(), presence, relay, bus })
+    let relay = Arc::new(Relay::new(db.clone(), Arc::clone(&bus), Arc::clone(&tails), options));
+    Ok(Side { db: db.clone(), presence, relay, bus, tails })
 }
 
 async fn serve(listen: SocketAddr, state: ApiState, running: Running) -> anyhow::Result<()> {

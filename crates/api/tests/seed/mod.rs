@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
-use tidemark_api::{ApiConfig, ApiState};
+use tidemark_api::{ApiConfig, ApiState, Woken};
 use tidemark_model::ids::{AccountId, AssetId, CollectionId, EventId, NetworkId, SourceEventId};
 use tidemark_model::redact::RedactedUrl;
 use tidemark_store::{Db, DbOptions};
@@ -25,6 +25,7 @@ pub struct Seed {
     pub db: TestDb,
     pub owner: Db,
     pub state: ApiState,
+    pub woken: Woken,
     /// Built once: making the OpenAPI document is most of the work.
     pub router: axum::Router,
     pub collections: Vec<(i32, String, &'static str)>,
@@ -86,7 +87,8 @@ async fn open(config: ApiConfig) -> anyhow::Result<Seed> {
         ..tidemark_api::db_options(8)
     };
     let app = Db::open(&url, &role)?;
-    let state = ApiState::new(app.clone(), app, config);
+    let woken = Woken::default();
+    let state = ApiState::new(app.clone(), app, config, woken.clone());
     let collections = vec![
         (ETH, address("harbour"), "erc721"),
         (ETH, address("driftwood"), "erc1155"),
@@ -101,6 +103,7 @@ async fn open(config: ApiConfig) -> anyhow::Result<Seed> {
         owner,
         router: tidemark_api::router(state.clone()),
         state,
+        woken,
         collections,
         accounts,
         transfers,

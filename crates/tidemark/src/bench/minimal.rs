@@ -2,14 +2,17 @@
 //! table with a key and two indexes, upsert owners. No raw store, no finality, no reorgs, no checks, no
 //! read models: what a competent afternoon gives. Fetch and decode run beside the database writes.
 
+use std::ops::RangeInclusive;
 use std::time::Instant;
 
 use anyhow::Context;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tidemark_model::U256;
 use tidemark_model::redact::RedactedUrl;
 use tidemark_store::copy::CopyBuffer;
 use tidemark_store::{Db, DbOptions};
+
+use super::float;
 
 const SCHEMA: &str = "
     drop schema if exists bench_minimal cascade;
@@ -34,12 +37,19 @@ const UPSERT: &str = "
 const SWEEP: &str = "delete from bench_minimal.owners where qty = 0";
 
 /// What a run took.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize)]
 pub struct MinimalRun {
     /// Decoded movements.
     pub events: u64,
     /// Wall time.
     pub seconds: f64,
+}
+
+impl MinimalRun {
+    /// Their quotient.
+    pub fn events_per_second(&self) -> f64 {
+        float(self.events) / self.seconds
+    }
 }
 
 #[derive(Deserialize)]
@@ -65,20 +75,30 @@ struct Batch {
     changes: CopyBuffer,
 }
 
-/// Reads blocks `0..=last` of the node at `rpc` into `database`, `step` blocks at a time.
-pub async fn run(rpc: &str, database: &RedactedUrl, last: u64, step: u64) -> anyhow::Result<MinimalRun> {
+/// Blocks asked for at once: about as many logs as a provider answers.
+const STEP: u64 = 500;
+
+/// Reads `blocks` of the node at `rpc` into `database`, on top of what an earlier call left there unless they begin
+/// with block 0.
+pub async fn run(
+    rpc: &str,
+    database: &RedactedUrl,
+    blocks: RangeInclusive<u64>,
+) -> anyhow::Result<MinimalRun> {
     let db = Db::open(database, &DbOptions { statement_timeout: None, ..DbOptions::default() })?;
     let mut conn = db.conn().await?;
-    conn.batch("create the minimal schema", SCHEMA).await?;
+    if *blocks.start() == 0 {
+        conn.batch("create the minimal schema", SCHEMA).await?;
+    }
+    let (mut from, last) = blocks.into_inner();
     let started = Instant::now();
     let (sender, mut receiver) = tokio::sync::mpsc::channel::<Batch>(2);
     let url = rpc.to_owned();
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(async move {
         let http = reqwest::Client::builder().gzip(false).build()?;
-        let mut from = 0;
         while from <= last {
-            let to = (from + step - 1).min(last);
+            let to = (from + STEP - 1).min(last);
             let body = serde_json::json!({"jsonrpc": "2.0", "id": 1, "method": "eth_getLogs", "params": [{
                 "fromBlock": format!("{from:#x}"), "toBlock": format!("{to:#x}"),
                 "topics": [["0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef",

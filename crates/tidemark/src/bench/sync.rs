@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::process::Command;
 
-use super::{Bench, bare_copy, execute, float, minimal, print, start_node, wal_bytes, write};
+use super::minimal::{self, MinimalRun};
+use super::{Bench, bare_copy, execute, float, print, start_node, wal_bytes, write};
 
 /// `bench sync`
 #[derive(Debug, Clone, clap::Args)]
@@ -25,7 +26,7 @@ pub struct SyncArgs {
     #[arg(long)]
     pub alone: bool,
     /// Logs stored before those that are measured. The same number of logs is also read into an empty database, before
-    /// and after, in the same run and without minimal program and COPY
+    /// and after, in the same run; and the minimal program does all of it, too, unless it is left out
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub stored: u64,
     /// Folder for the database of what is stored: made there once, and copied for every run after that, which measures
@@ -40,9 +41,6 @@ impl SyncArgs {
         self.stored.div_ceil(self.logs.div_ceil(self.blocks))
     }
 }
-
-/// Blocks the minimal program asks for at once: about as many logs as a provider answers.
-const MINIMAL_STEP: u64 = 500;
 
 /// Stages worth a line in the table; the JSON has all.
 const STAGES_SHOWN: usize = 20;
@@ -96,6 +94,10 @@ async fn measure_on_top(size: &SyncArgs) -> anyhow::Result<serde_json::Value> {
     let both = on_its_own(&[(size.stored, stored_blocks), all]).await?;
     let (stored, on_top) = (&both[0], &both[1]);
     let after = empty().await?;
+    let minimal = match size.alone {
+        true => None,
+        false => Some(MinimalGrowth::measure(size).await?),
+    };
     let empty_rate = float(before.events + after.events) / (before.seconds + after.seconds);
     let rate =
         |synced: &Synced| format!("{:.0} events/s ({:.1} s)", synced.events_per_second, synced.seconds);
@@ -112,13 +114,57 @@ async fn measure_on_top(size: &SyncArgs) -> anyhow::Result<serde_json::Value> {
         ("peak memory: whole", memory(stored)),
         ("peak memory: on top", memory(on_top)),
     ]);
+    if let Some(minimal) = &minimal {
+        minimal.print(empty_rate, stored, on_top);
+    }
     print_stages(on_top);
     Ok(json!({
-        "logs": size.logs, "blocks": size.blocks, "stored_logs": size.stored,
+        "logs": size.logs, "blocks": size.blocks, "stored_logs": size.stored, "minimal": minimal,
         "empty_before": before, "empty_after": after, "empty_events_per_second": empty_rate,
         "stored": stored, "on_top": on_top,
         "ratio_stored": ratio(stored), "ratio_on_top": ratio(on_top),
     }))
+}
+
+/// How the minimal program fares with the same chains. It keeps its indexes row by row, so it also slows down as they
+/// grow: what is left of our ratio to it when much is stored is what storing much costs us beyond that.
+#[derive(Debug, Serialize)]
+struct MinimalGrowth {
+    empty: MinimalRun,
+    stored: MinimalRun,
+    on_top: MinimalRun,
+}
+
+impl MinimalGrowth {
+    async fn measure(size: &SyncArgs) -> anyhow::Result<Self> {
+        eprintln!("minimal program, the same …");
+        let (all, first) = (size.stored_blocks() + size.blocks, size.stored_blocks());
+        let bench = Bench::start().await?;
+        let each = async || {
+            let (mut node, rpc) = start_node(size.stored + size.logs, all).await?;
+            let url = bench.server.url();
+            let empty = minimal::run(&rpc, url, 0..=size.blocks - 1).await?;
+            let stored = minimal::run(&rpc, url, 0..=first - 1).await?;
+            let on_top = minimal::run(&rpc, url, first..=all - 1).await?;
+            node.kill().await?;
+            anyhow::Ok(Self { empty, stored, on_top })
+        };
+        let all = each().await;
+        bench.end().await?;
+        all
+    }
+
+    fn print(&self, empty_rate: f64, stored: &Synced, on_top: &Synced) {
+        let line = |minimal: &MinimalRun, ours: f64| {
+            let rate = minimal.events_per_second();
+            format!("{rate:.0} events/s ({:.1} s): ratio {:.2}", minimal.seconds, ours / rate)
+        };
+        print(&[
+            ("minimal program: empty database", line(&self.empty, empty_rate)),
+            ("minimal program: the whole", line(&self.stored, stored.events_per_second)),
+            ("minimal program: on top of it", line(&self.on_top, on_top.events_per_second)),
+        ]);
+    }
 }
 
 /// Only what comes on top of a database that is made once.
@@ -192,7 +238,7 @@ async fn measure(size: &SyncArgs, bench: &Bench) -> anyhow::Result<serde_json::V
         }));
     }
     eprintln!("minimal program …");
-    let minimal = minimal::run(&rpc, server.url(), last, MINIMAL_STEP).await?;
+    let minimal = minimal::run(&rpc, server.url(), 0..=last).await?;
     execute(server.url(), "drop schema bench_minimal cascade; checkpoint").await?;
     eprintln!("tidemark sync …");
     let (wal_before, cpu_before) = (wal_bytes(server.url()).await?, bench.server_cpu_seconds());
@@ -206,7 +252,7 @@ async fn measure(size: &SyncArgs, bench: &Bench) -> anyhow::Result<serde_json::V
     let rows: u64 = copies.iter().map(|copy| copy.rows).sum();
     let bytes: i64 = copies.iter().map(|copy| copy.bytes).sum();
     let events = float(synced.events);
-    let minimal_rate = float(minimal.events) / minimal.seconds;
+    let minimal_rate = minimal.events_per_second();
     print(&[
         ("events", format!("{}", synced.events)),
         ("tidemark sync", format!("{:.0} events/s ({:.1} s)", synced.events_per_second, synced.seconds)),

@@ -765,6 +765,28 @@ CREATE TABLE projection.network_activity (
     events bigint NOT NULL
 );
 
+CREATE TABLE projection.owners_ahead (
+    id bigint NOT NULL,
+    network_id integer NOT NULL,
+    accounts uuid[] NOT NULL,
+    assets bigint[] NOT NULL,
+    collections uuid[] NOT NULL,
+    owners bigint[] NOT NULL,
+    CONSTRAINT owners_ahead_check CHECK (((cardinality(accounts) = cardinality(assets)) AND (cardinality(collections) = cardinality(owners))))
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500', autovacuum_vacuum_cost_delay='0', toast.autovacuum_vacuum_scale_factor='0', toast.autovacuum_vacuum_threshold='5000', toast.autovacuum_vacuum_cost_delay='0');
+
+COMMENT ON TABLE projection.owners_ahead IS 'Assets per account and owners per collection, more or fewer, that owners committed ahead of their block made';
+
+ALTER TABLE projection.owners_ahead ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME projection.owners_ahead_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE projection.ownership_view (
     asset_id uuid NOT NULL,
     account_id uuid NOT NULL,
@@ -1426,6 +1448,9 @@ ALTER TABLE ONLY projection.network_activity
 
 ALTER TABLE ONLY projection.network_status
     ADD CONSTRAINT network_status_pkey PRIMARY KEY (network_id);
+
+ALTER TABLE ONLY projection.owners_ahead
+    ADD CONSTRAINT owners_ahead_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY projection.ownership_view
     ADD CONSTRAINT ownership_view_pkey PRIMARY KEY (asset_id, account_id);

@@ -48,9 +48,14 @@ pub trait Handler: Send + Sync + 'static {
     fn side_effects(&self) -> bool {
         false
     }
+    /// How many of the first events of `waiting` (never empty) go into one transaction, at least one. Fewer than all
+    /// where somebody waits for the first ones, and the others would keep them waiting.
+    fn first_of(&self, waiting: &[Delivered]) -> usize {
+        waiting.len()
+    }
     /// Slow or outside work for `batch`, before the transaction. It may run twice, or for nothing; its
-    /// result stays in the handler.
-    async fn prepare(&self, _batch: &[Delivered]) -> Result<(), HandleError> {
+    /// result stays in the handler. `later`: what has come behind the batch, and is handed over after it.
+    async fn prepare(&self, _batch: &[Delivered], _later: &[Delivered]) -> Result<(), HandleError> {
         Ok(())
     }
     /// Applies `batch`: in order, of one partition, none seen before. No network calls. An error rolls
@@ -660,14 +665,15 @@ impl Lane {
             if self.stop.is_cancelled() {
                 return Handled::Ended(Ended::Stopped);
             }
-            let take = most.clamp(1, rest.len());
+            let within = &rest[..most.clamp(1, rest.len())];
+            let take = self.handler.first_of(within).clamp(1, within.len());
             let (now, later) = rest.split_at(take);
             let last = now.last().map_or(*position, |event| event.pseq);
-            match self.apply(epoch, *position, now).await {
+            match self.apply(epoch, *position, now, later).await {
                 Ok(()) => {
                     *position = last;
                     rest = later;
-                    most = take * 2;
+                    most = within.len() * 2;
                     wait = Duration::ZERO;
                 }
                 Err(Failure::Rewound(to)) => {
@@ -708,10 +714,16 @@ impl Lane {
     }
 
     /// One transaction: position, inbox, effect.
-    async fn apply(&self, epoch: i64, expected: i64, batch: &[Delivered]) -> Result<(), Failure> {
+    async fn apply(
+        &self,
+        epoch: i64,
+        expected: i64,
+        batch: &[Delivered],
+        later: &[Delivered],
+    ) -> Result<(), Failure> {
         let (kind, stream, part) = (self.handler.kind(), self.stream, self.part);
         crash::point("dispatch.received");
-        prepare_handler(self.handler.as_ref(), batch).await?;
+        prepare_handler(self.handler.as_ref(), batch, later).await?;
         let mut conn = self.shared.db.conn().await?;
         let tx = conn.tx().await?;
         let position = buslog::lock_position(&tx, kind, stream, part, epoch).await?;
@@ -844,8 +856,12 @@ async fn bury(
 }
 
 /// What the handler does before the transaction.
-pub(crate) async fn prepare_handler(handler: &dyn Handler, batch: &[Delivered]) -> Result<(), HandleError> {
-    caught(handler.prepare(batch)).await
+pub(crate) async fn prepare_handler(
+    handler: &dyn Handler,
+    batch: &[Delivered],
+    later: &[Delivered],
+) -> Result<(), HandleError> {
+    caught(handler.prepare(batch, later)).await
 }
 
 /// Runs the handler; a panic is a failed delivery and not the end of the process.

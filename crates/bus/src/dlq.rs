@@ -276,7 +276,7 @@ async fn prepared(desk: &Desk, handler: &dyn Handler, letter: &DeadLetter) -> Re
         pseq: letter.pseq,
         replay: false, // It never had its effect.
     };
-    prepare_handler(handler, std::slice::from_ref(&event)).await?;
+    prepare_handler(handler, std::slice::from_ref(&event), &[]).await?;
     Ok(event)
 }
 

@@ -203,7 +203,7 @@ async fn replay_part(
             .filter(|event| request.selector.takes(event) && !dead.contains(&event.event_id()))
             .collect();
         if !batch.is_empty() && !request.dry_run {
-            prepare_handler(handler.as_ref(), &batch).await.map_err(refused)?;
+            prepare_handler(handler.as_ref(), &batch, &[]).await.map_err(refused)?;
             let tx = conn.tx().await?;
             let now = buslog::lock_position_any(&tx, &request.handler, stream, part).await?.unwrap_or(0);
             batch.retain(|event| event.pseq <= now); // Somebody may have set it back meanwhile.

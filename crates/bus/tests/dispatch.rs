@@ -287,7 +287,7 @@ impl Handler for Prepares {
     fn accepts(&self) -> &'static [Accepts] {
         &[Accepts { subject: "ledger.finality.advanced", versions: &[1] }]
     }
-    async fn prepare(&self, batch: &[Delivered]) -> Result<(), HandleError> {
+    async fn prepare(&self, batch: &[Delivered], _later: &[Delivered]) -> Result<(), HandleError> {
         self.ready.lock().expect("free").extend(batch.iter().map(Delivered::event_id));
         Ok(())
     }
@@ -296,6 +296,45 @@ impl Handler for Prepares {
         let all = batch.iter().all(|event| ready.remove(&event.event_id()));
         if all { Ok(()) } else { Err(HandleError::retry("not prepared")) }
     }
+}
+
+/// Takes what is waiting by twos, and notes how much that was and how much stood behind it.
+#[derive(Default)]
+struct ByTwos {
+    taken: std::sync::Mutex<Vec<(usize, usize)>>,
+}
+
+#[async_trait::async_trait]
+impl Handler for ByTwos {
+    fn kind(&self) -> &'static str {
+        RECORDER
+    }
+    fn accepts(&self) -> &'static [Accepts] {
+        &[Accepts { subject: "ledger.finality.advanced", versions: &[1] }]
+    }
+    fn first_of(&self, waiting: &[Delivered]) -> usize {
+        waiting.len().min(2)
+    }
+    async fn prepare(&self, batch: &[Delivered], later: &[Delivered]) -> Result<(), HandleError> {
+        assert!(batch.iter().chain(later).is_sorted_by_key(|event| event.pseq));
+        self.taken.lock().expect("free").push((batch.len(), later.len()));
+        Ok(())
+    }
+    async fn apply(&self, _: &Tx<'_>, batch: &[Delivered]) -> Result<(), HandleError> {
+        if batch.len() <= 2 { Ok(()) } else { Err(HandleError::retry("too many")) }
+    }
+}
+
+#[tokio::test]
+async fn a_handler_says_how_much_it_takes_at_once_and_sees_what_waits() -> anyhow::Result<()> {
+    let rig = Rig::postgres().await?;
+    rig.emit(&[("a", 1), ("a", 2), ("a", 3), ("a", 4), ("a", 5)]).await?;
+    let by_twos = Arc::new(ByTwos::default());
+    let (relay, handler) = (rig.run_relay(), rig.run_handler(by_twos.clone()));
+    rig.caught_up(RECORDER, 5).await?;
+    assert_eq!(*by_twos.taken.lock().expect("free"), [(2, 3), (2, 1), (1, 0)]);
+    handler.stop().await?;
+    relay.stop().await
 }
 
 #[tokio::test]

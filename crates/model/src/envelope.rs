@@ -12,10 +12,10 @@ use crate::subject::Subject;
 /// Largest envelope in bytes; more goes to object storage with a reference in the payload (pitfall B31).
 pub const ENVELOPE_BYTES_MAX: usize = 256 * 1024;
 
-/// One event on the backbone.
+/// One event on the backbone. Its payload may be somebody else's (`P = &Value`), to write an event that need not be kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Envelope {
+pub struct Envelope<P = Value> {
     /// Globally unique.
     pub event_id: Ulid,
     /// `service.aggregate.event`, without version.
@@ -45,7 +45,7 @@ pub struct Envelope {
     /// Who did it.
     pub actor: Actor,
     /// The fact itself, valid against `schema_uri`.
-    pub payload: Value,
+    pub payload: P,
     /// Order is kept per key.
     pub partition_key: String,
     /// Set by the outbox.

@@ -8,7 +8,10 @@ use projection_support::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tidemark_model::envelope::Envelope;
-use tidemark_pipeline::projectors::{ProjectionName, Touched, rebuild_keys, rebuild_projection, touched};
+use tidemark_pipeline::projectors::{Beside, ProjectionName, Touched, rebuild_keys, rebuild_projection};
+
+/// Owners that were committed and not counted.
+const AHEAD: &str = "select count(*) from projection.owners_ahead";
 
 /// Forgets all projections and projects every key at once.
 async fn from_nothing(world: &World) -> BTreeMap<&'static str, Vec<String>> {
@@ -23,7 +26,7 @@ async fn from_nothing(world: &World) -> BTreeMap<&'static str, Vec<String>> {
     };
     let mut conn = world.db.conn().await.expect("connects");
     let tx = conn.tx().await.expect("begins");
-    rebuild_keys(&tx, NETWORK, &everything).await.expect("projects");
+    rebuild_keys(&tx, NETWORK, &everything, None).await.expect("projects");
     tx.commit().await.expect("commits");
     world.dump().await
 }
@@ -227,9 +230,7 @@ async fn crash_between_is_once() {
     let batch = world.block(&[Move::mint(0, 1, 1, 1), Move::mint(1, 7, 2, 50)]).await;
     let mut conn = world.db.conn().await.expect("connects");
     let tx = conn.tx().await.expect("begins");
-    let named: Vec<&Envelope> = batch.iter().collect();
-    let keys = touched(&named).expect("readable").remove(&NETWORK).expect("one network");
-    let lost = rebuild_keys(&tx, NETWORK, &keys).await.expect("projects");
+    let lost = project_in(&tx, &batch, None).await;
     drop(tx);
     drop(conn);
     assert_eq!(world.number("select count(*) from projection.transfers").await, 0);
@@ -237,6 +238,70 @@ async fn crash_between_is_once() {
     assert_eq!(lost.drafts, kept.drafts, "the same facts have the same ids");
     let live = world.dump().await;
     assert_eq!(live, from_nothing(&world).await);
+}
+
+/// Owners of a large batch are committed right before everything else: whoever dies between the two leaves owners that
+/// nobody counted.
+#[tokio::test]
+async fn crash_between_owners_and_the_rest_is_once() {
+    let mut world = world().await;
+    let first = world.block(&[Move::mint(0, 1, 1, 1), Move::mint(1, 7, 2, 50)]).await;
+    world.project(&first).await;
+    assert_eq!(world.number(AHEAD).await, 0);
+    let batch = world.block(&[Move::transfer(0, 1, 1, 3, 1), Move::transfer(1, 7, 2, 3, 50)]).await;
+    let beside = Beside { db: world.db.clone(), pairs_min: 1 };
+    let mut lost = Vec::new();
+    for _ in 0..2 {
+        let mut conn = world.db.conn().await.expect("connects");
+        let tx = conn.tx().await.expect("begins");
+        lost.push(project_in(&tx, &batch, Some(&beside)).await.drafts);
+    }
+    assert_eq!(world.number("select count(*) from projection.transfers").await, 2);
+    assert_eq!(world.number("select count(*) from projection.ownership_view where qty > 0").await, 2);
+    assert_eq!(world.number("select count(distinct account_id) from projection.collection_holders").await, 1);
+    let counted = "select asset_count::bigint from projection.account_summaries where account_id = $1";
+    let of = async |at: usize| {
+        let row = world.conn.query_opt("look", counted, &[&account(at).0]).await.expect("looks");
+        row.map(|row| row.get::<_, i64>(0))
+    };
+    assert_eq!((of(1).await, of(2).await, of(3).await), (Some(1), Some(1), None), "nobody counted them yet");
+    assert!(world.number(AHEAD).await > 0);
+    let refused = rebuild_projection(&world.db, ProjectionName::AccountSummaries, &|_| {}).await;
+    let refused = refused.expect_err("it would count them twice").to_string();
+    assert!(refused.contains("interrupted half-way"), "{refused}");
+
+    let kept = project(&world.db, &batch).await;
+    assert_eq!(lost, [kept.drafts.clone(), kept.drafts], "the same facts have the same ids");
+    assert_eq!((of(1).await, of(2).await, of(3).await), (Some(0), Some(0), Some(2)));
+    assert_eq!(world.number(AHEAD).await, 0);
+    let live = world.dump().await;
+    assert_eq!(live, from_nothing(&world).await);
+    rebuild_projection(&world.db, ProjectionName::AccountSummaries, &|_| {}).await.expect("rebuilds again");
+}
+
+#[tokio::test]
+async fn a_connection_beside_makes_no_difference() {
+    let mut dumps = Vec::new();
+    for pairs_min in [1, usize::MAX] {
+        let mut world = world().await;
+        let mut rng = StdRng::seed_from_u64(30);
+        let mut drafts = Vec::new();
+        for height in 1..=12 {
+            let moves = random_moves(&world, &mut rng, 8);
+            let mut batch = world.block(&moves).await;
+            if height > 4 {
+                batch.extend(world.finalize(height - 4).await);
+            }
+            let beside = Beside { db: world.db.clone(), pairs_min };
+            let mut conn = world.db.conn().await.expect("connects");
+            let tx = conn.tx().await.expect("begins");
+            drafts.push(project_in(&tx, &batch, Some(&beside)).await.drafts);
+            tx.commit().await.expect("commits");
+        }
+        assert_eq!(world.number(AHEAD).await, 0);
+        dumps.push((world.dump().await, drafts));
+    }
+    assert_eq!(dumps[0], dumps[1]);
 }
 
 #[tokio::test]

@@ -73,13 +73,16 @@ const ASSETS: &str = "
     on conflict (id) do nothing
     returning id";
 
-/// Inserts what is not there yet; gives the assets that were new.
+/// Inserts what is not there yet; gives the assets that were new. In flight together, in the order of who names whom:
+/// contracts, their collections, and those collections' assets.
 pub async fn ensure_stubs(
     tx: &Tx<'_>,
     network: NetworkId,
     stubs: &Stubs,
 ) -> Result<BTreeSet<AssetId>, StoreError> {
-    let ((), assets) = both(ensure_accounts(tx, network, stubs), ensure_assets(tx, network, stubs)).await?;
+    let named = both(ensure_contracts(tx, network, stubs), ensure_collections(tx, network, stubs));
+    let (_, (_, assets)) =
+        both(ensure_accounts(tx, network, stubs), both(named, ensure_assets(tx, network, stubs))).await?;
     Ok(assets)
 }
 
@@ -93,24 +96,31 @@ async fn ensure_accounts(tx: &Tx<'_>, network: NetworkId, stubs: &Stubs) -> Resu
     Ok(())
 }
 
-/// Contracts, their collections, and those collections' assets.
-async fn ensure_assets(
-    tx: &Tx<'_>,
-    network: NetworkId,
-    stubs: &Stubs,
-) -> Result<BTreeSet<AssetId>, StoreError> {
+async fn ensure_contracts(tx: &Tx<'_>, network: NetworkId, stubs: &Stubs) -> Result<(), StoreError> {
     if !stubs.contracts.is_empty() {
         let ids: Vec<Uuid> = stubs.contracts.keys().map(|id| id.0).collect();
         let addresses: Vec<&str> = stubs.contracts.values().map(|(address, _)| address.as_str()).collect();
         let standards: Vec<&str> = stubs.contracts.values().map(|(_, standard)| standard.as_str()).collect();
         tx.execute("insert contract stubs", CONTRACTS, &[&network.0, &ids, &addresses, &standards]).await?;
     }
+    Ok(())
+}
+
+async fn ensure_collections(tx: &Tx<'_>, network: NetworkId, stubs: &Stubs) -> Result<(), StoreError> {
     if !stubs.collections.is_empty() {
         let ids: Vec<Uuid> = stubs.collections.keys().map(|id| id.0).collect();
         let contracts: Vec<Uuid> = stubs.collections.values().map(|(contract, _)| contract.0).collect();
         let seen: Vec<OffsetDateTime> = stubs.collections.values().map(|(_, seen)| *seen).collect();
         tx.execute("insert collection stubs", COLLECTIONS, &[&network.0, &ids, &contracts, &seen]).await?;
     }
+    Ok(())
+}
+
+async fn ensure_assets(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    stubs: &Stubs,
+) -> Result<BTreeSet<AssetId>, StoreError> {
     if stubs.assets.is_empty() {
         return Ok(BTreeSet::new());
     }

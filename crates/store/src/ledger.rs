@@ -195,12 +195,12 @@ const CONTRADICTED: &str = "
 pub async fn upsert_events(
     tx: &Tx<'_>,
     network: NetworkId,
-    rows: &[NormalizedRow],
+    rows: &[&NormalizedRow],
 ) -> Result<Upserted, StoreError> {
     if rows.is_empty() {
         return Ok(Upserted::default());
     }
-    let mut rows: Vec<&NormalizedRow> = rows.iter().collect();
+    let mut rows = rows.to_vec();
     rows.sort_by_key(|row| row.id);
     let mut changed = insert_events(tx, network, &rows).await?;
     let known: Vec<&NormalizedRow> = rows.iter().copied().filter(|row| !changed.contains(&row.id)).collect();

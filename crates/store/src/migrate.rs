@@ -54,6 +54,7 @@ migrations!(
     "0027_shown_with_indexes",
     "0028_one_row_per_event",
     "0029_caught_up_by_halves",
+    "0030_owners_ahead",
 );
 
 /// What [`run`] did.

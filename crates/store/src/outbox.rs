@@ -265,7 +265,7 @@ impl Emitter {
     async fn append_chunk(&self, tx: &Tx<'_>, drafts: &[Draft]) -> Result<(), OutboxError> {
         let mut rows = Rows::default();
         for draft in drafts {
-            let envelope = self.envelope(draft)?;
+            let envelope = self.with_payload(draft, &draft.payload)?;
             let text = to_text(draft, &envelope)?;
             let stream = draft.subject.service();
             self.agree(tx, stream).await?;
@@ -296,6 +296,11 @@ impl Emitter {
 
     /// The whole envelope of a draft. Pure but for the clock.
     pub fn envelope(&self, draft: &Draft) -> Result<Envelope, OutboxError> {
+        self.with_payload(draft, draft.payload.clone())
+    }
+
+    /// The same around the draft's payload as the caller has it: what is only written need not be copied first.
+    fn with_payload<P>(&self, draft: &Draft, payload: P) -> Result<Envelope<P>, OutboxError> {
         let options = &self.inner.options;
         let schema_uri = self.inner.schemas.check(&draft.subject, &draft.payload)?;
         let correlation_id = draft.correlation_id.unwrap_or(draft.event_id);
@@ -316,7 +321,7 @@ impl Emitter {
             traceparent: Some(traceparent),
             tenant_id: options.tenant_id.clone(),
             actor: Actor { kind: ActorKind::System, id: options.source.service.clone() },
-            payload: draft.payload.clone(),
+            payload,
             partition_key: draft.partition_key.clone(),
             outbox: None, // The insert adds it, with the database's time.
             retention_class: options.retention,
@@ -371,7 +376,7 @@ pub async fn declare_stream(tx: &Tx<'_>, stream: &str, configured: u16) -> Resul
     }
 }
 
-fn to_text(draft: &Draft, envelope: &Envelope) -> Result<String, OutboxError> {
+fn to_text(draft: &Draft, envelope: &Envelope<&Value>) -> Result<String, OutboxError> {
     let subject = || draft.subject.to_string();
     let text = serde_json::to_string(envelope).expect("an envelope has only text keys");
     if text.len() > ENVELOPE_BYTES_MAX {
@@ -408,7 +413,7 @@ struct Rows {
 }
 
 impl Rows {
-    fn push(&mut self, draft: &Draft, envelope: &Envelope, mut text: String, part: u16) {
+    fn push(&mut self, draft: &Draft, envelope: &Envelope<&Value>, mut text: String, part: u16) {
         self.ids.push(Uuid::from_u128(u128::from(draft.event_id)));
         self.aggregates.push(draft.subject.aggregate().to_owned());
         self.event_types.push(envelope.event_type.clone());

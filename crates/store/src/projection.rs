@@ -18,9 +18,12 @@ use time::OffsetDateTime;
 
 use crate::db::{StoreError, Tx};
 
-/// Advisory lock classes (`pg_advisory_xact_lock(class, key)`).
+/// Advisory lock classes (`pg_advisory_xact_lock(class, key)`), in the order in which they are taken. Owners have a pair
+/// of their own, because they are written on a connection of their own; nobody asks for it without having the first.
 const LOCK_ALL: i32 = 0x7470; // key 0: shared by every projector, alone for a swap
 const LOCK_NETWORK: i32 = 0x7471; // key network_id
+const LOCK_ALL_OWNERS: i32 = 0x7472; // key 0: as LOCK_ALL
+const LOCK_OWNERS: i32 = 0x7473; // key network_id
 
 const LOCK_SHARED: &str = "select pg_advisory_xact_lock_shared($1, 0)";
 const LOCK_ONE: &str = "select pg_advisory_xact_lock($1, $2)";
@@ -30,14 +33,30 @@ const LOCK_ONE: &str = "select pg_advisory_xact_lock($1, $2)";
 /// first, the bulk path too: the aggregates are kept by differences, and a difference needs a fixed start.
 /// Several networks in one transaction: in ascending order.
 pub async fn lock_network(tx: &Tx<'_>, network: NetworkId) -> Result<(), StoreError> {
+    lock_all_but_owners(tx, network).await?;
+    lock_owners(tx, network).await
+}
+
+/// The same but for ownership_view and collection_holders: [`lock_owners`].
+pub async fn lock_all_but_owners(tx: &Tx<'_>, network: NetworkId) -> Result<(), StoreError> {
     tx.query("share the projections", LOCK_SHARED, &[&LOCK_ALL]).await?;
     tx.query("lock a network's projections", LOCK_ONE, &[&LOCK_NETWORK, &network.0]).await?;
+    Ok(())
+}
+
+/// Makes this transaction the only one that writes the owners of `network` (ownership_view, collection_holders) until it
+/// ends. On behalf of a transaction that has [`lock_all_but_owners`], which may be this one; if that one dies, this one
+/// still keeps others away from what it writes.
+pub async fn lock_owners(tx: &Tx<'_>, network: NetworkId) -> Result<(), StoreError> {
+    tx.query("share the owners", LOCK_SHARED, &[&LOCK_ALL_OWNERS]).await?;
+    tx.query("lock a network's owners", LOCK_ONE, &[&LOCK_OWNERS, &network.0]).await?;
     Ok(())
 }
 
 /// Waits for every projector's transaction to end and keeps new ones waiting until this one ends.
 pub async fn lock_all(tx: &Tx<'_>) -> Result<(), StoreError> {
     tx.query("lock all projections", LOCK_ONE, &[&LOCK_ALL, &0_i32]).await?;
+    tx.query("lock all owners", LOCK_ONE, &[&LOCK_ALL_OWNERS, &0_i32]).await?;
     Ok(())
 }
 

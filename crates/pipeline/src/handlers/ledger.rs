@@ -1,7 +1,7 @@
 //! The one ordered consumer of stream `chain`: blocks are normalized, branches taken back, finality applied,
 //! in the order in which the ingester committed them (ADR 0007).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -29,9 +29,9 @@ const GAP_WAIT: Duration = Duration::from_millis(100);
 
 pub(super) const KIND: &str = "ledger";
 pub(super) const ACCEPTS: &[Accepts] = &[
-    Accepts { subject: "chain.block.ingested", versions: &[1] },
+    Accepts { subject: BLOCK, versions: &[1] },
     Accepts { subject: "chain.reorg.detected", versions: &[1] },
-    Accepts { subject: "chain.finality.advanced", versions: &[1] },
+    Accepts { subject: LINE, versions: &[1] },
 ];
 
 /// A block read and parsed before the transaction.
@@ -41,6 +41,15 @@ struct Ready {
     openings: Openings,
 }
 
+/// What `prepare` found out about a batch.
+#[derive(Default)]
+struct Prepared {
+    /// Blocks that were read; `None`: the block had left the chain.
+    blocks: HashMap<Uuid, Option<Ready>>,
+    /// Lines of finality whose work a later one does.
+    overtaken: HashSet<Uuid>,
+}
+
 /// Applies chain events to the ledger.
 pub struct LedgerHandler {
     adapters: HashMap<NetworkId, Arc<dyn ChainAdapter>>,
@@ -48,9 +57,8 @@ pub struct LedgerHandler {
     app: Db,
     reader: RawReader,
     emitter: Arc<Emitter>,
-    /// Blocks made ready by `prepare`, taken by `apply`: of each lane its newest batch, because lanes go on beside
-    /// each other. `None`: the block had left the chain.
-    ready: Mutex<HashMap<u16, HashMap<Uuid, Option<Ready>>>>,
+    /// Made by `prepare`, taken by `apply`: of each lane its newest batch, because lanes go on beside each other.
+    prepared: Mutex<HashMap<u16, Prepared>>,
 }
 
 impl LedgerHandler {
@@ -63,7 +71,7 @@ impl LedgerHandler {
         emitter: Arc<Emitter>,
     ) -> Self {
         let adapters = adapters.into_iter().map(|adapter| (adapter.network().id, adapter)).collect();
-        Self { adapters, raw, app, reader, emitter, ready: Mutex::default() }
+        Self { adapters, raw, app, reader, emitter, prepared: Mutex::default() }
     }
 
     fn adapter(&self, network: NetworkId) -> Result<&Arc<dyn ChainAdapter>, HandleError> {
@@ -72,6 +80,12 @@ impl LedgerHandler {
                 "network {network} is not configured here; add it to tidemark.toml and release"
             ))
         })
+    }
+
+    /// Asks what was prepared for the lane of an event.
+    fn prepared<T>(&self, of: &Delivered, ask: impl FnOnce(&mut Prepared, Uuid) -> T) -> Option<T> {
+        let mut lanes = self.prepared.lock().expect("no holder panics");
+        lanes.get_mut(&of.part).map(|lane| ask(lane, of.event_id()))
     }
 
     /// Reads the block an event is about; `None` when that block has left the chain meanwhile.
@@ -92,7 +106,7 @@ impl LedgerHandler {
     /// Defers without holding anything while the history worker still has to fill the gap below, or to show what
     /// filled it.
     async fn wait_for_history(&self, batch: &[Delivered]) -> Result<(), HandleError> {
-        let first = batch.iter().find(|one| one.envelope.event_type == "chain.block.ingested");
+        let first = batch.iter().find(|one| is_block(one));
         let Some(first) = first else { return Ok(()) };
         let event: BlockIngested = payload(first)?;
         let progress = bulk::read_progress(&self.app.conn().await?, event.network_id).await?;
@@ -108,10 +122,7 @@ impl LedgerHandler {
         let event: BlockIngested = payload(delivered)?;
         let adapter = self.adapter(event.network_id)?;
         let network = adapter.network();
-        let ready = {
-            let mut lanes = self.ready.lock().expect("no holder panics");
-            lanes.get_mut(&delivered.part).and_then(|lane| lane.remove(&delivered.event_id()))
-        };
+        let ready = self.prepared(delivered, |lane, event| lane.blocks.remove(&event)).flatten();
         let ready = match ready {
             Some(ready) => ready,
             None => self.load(&event).await?,
@@ -227,25 +238,36 @@ impl Handler for LedgerHandler {
     fn accepts(&self) -> &'static [Accepts] {
         ACCEPTS
     }
-    async fn prepare(&self, batch: &[Delivered]) -> Result<(), HandleError> {
+    /// Blocks are committed before a line of finality that comes behind them is applied: whoever waits for a block
+    /// waits for its owners, not for older ones to become final, and the projector goes on with it meanwhile. Of many
+    /// networks each line would end a transaction of its own: they share theirs.
+    fn first_of(&self, waiting: &[Delivered]) -> usize {
+        before_line(waiting)
+    }
+    async fn prepare(&self, batch: &[Delivered], later: &[Delivered]) -> Result<(), HandleError> {
         self.wait_for_history(batch).await?;
-        let mut all = HashMap::new();
-        for delivered in batch.iter().filter(|one| one.envelope.event_type == "chain.block.ingested") {
-            let event: BlockIngested = payload(delivered)?;
-            all.insert(delivered.event_id(), self.load(&event).await?);
+        let mut prepared = Prepared::default();
+        for (place, delivered) in batch.iter().enumerate() {
+            let event = delivered.event_id();
+            if is_block(delivered) {
+                prepared.blocks.insert(event, self.load(&payload(delivered)?).await?);
+            } else if is_overtaken(delivered, batch[place + 1..].iter().chain(later)) {
+                prepared.overtaken.insert(event);
+            }
         }
         if let Some(first) = batch.first() {
-            self.ready.lock().expect("no holder panics").insert(first.part, all);
+            self.prepared.lock().expect("no holder panics").insert(first.part, prepared);
         }
         Ok(())
     }
     async fn apply(&self, tx: &Tx<'_>, batch: &[Delivered]) -> Result<(), HandleError> {
         tx.look_up_by_key().await?;
-        for (place, delivered) in batch.iter().enumerate() {
+        for delivered in batch {
+            let is_overtaken = || self.prepared(delivered, |lane, event| lane.overtaken.contains(&event));
             let done = match delivered.envelope.event_type.as_str() {
-                "chain.block.ingested" => self.block(tx, delivered).await,
+                BLOCK => self.block(tx, delivered).await,
                 "chain.reorg.detected" => self.reorg(tx, delivered).await,
-                _ if is_overtaken(delivered, &batch[place + 1..]) => Ok(()),
+                _ if is_overtaken() == Some(true) => Ok(()),
                 _ => self.finality(tx, delivered).await,
             };
             if let Err(error) = done {
@@ -263,18 +285,39 @@ impl Handler for LedgerHandler {
     }
 }
 
-/// Does the batch bring a line of the same network that is as high or higher, with nothing but blocks in between? Then
-/// that one does the work of both, once.
-fn is_overtaken(line: &Delivered, later: &[Delivered]) -> bool {
+const BLOCK: &str = "chain.block.ingested";
+const LINE: &str = "chain.finality.advanced";
+
+fn is_block(delivered: &Delivered) -> bool {
+    delivered.envelope.event_type == BLOCK
+}
+
+/// Does a line of the same network come `later` that is as high or higher, with nothing but blocks in between? Then that
+/// one does the work of both, once. It is in the log, so it comes, whatever happens to us.
+fn is_overtaken<'a>(line: &Delivered, later: impl IntoIterator<Item = &'a Delivered>) -> bool {
     let next = later
-        .iter()
+        .into_iter()
         .filter(|one| one.envelope.partition_key == line.envelope.partition_key)
-        .find(|one| one.envelope.event_type != "chain.block.ingested");
-    let Some(next) = next.filter(|next| next.envelope.event_type == line.envelope.event_type) else {
-        return false;
-    };
+        .find(|one| !is_block(one));
+    let is_line = |one: &Delivered| one.envelope.event_type == LINE;
+    let Some(next) = next.filter(|next| is_line(next) && is_line(line)) else { return false };
     let height = |of: &Delivered| payload::<FinalityAdvanced>(of).map(|event| event.finalized_height);
     matches!((height(line), height(next)), (Ok(line), Ok(next)) if next >= line)
+}
+
+/// How many come before the first line that has work to do and stands behind a block; all of them where several
+/// networks are waiting.
+fn before_line(waiting: &[Delivered]) -> usize {
+    let key = |one: &Delivered| one.envelope.partition_key.clone();
+    if waiting.iter().any(|one| key(one) != key(&waiting[0])) {
+        return waiting.len();
+    }
+    let first_block = waiting.iter().position(is_block).unwrap_or(waiting.len());
+    let line =
+        waiting.iter().enumerate().skip(first_block).find(|(place, one)| {
+            one.envelope.event_type == LINE && !is_overtaken(one, &waiting[place + 1..])
+        });
+    line.map_or(waiting.len(), |(place, _)| place)
 }
 
 #[derive(Deserialize)]
@@ -337,13 +380,42 @@ mod tests {
     fn line(network: i32, height: u64) -> Delivered {
         let hash = format!("0x{}", "11".repeat(32));
         let payload = json!({ "network_id": network, "finalized_height": height, "finalized_hash": hash });
-        delivered("chain.finality.advanced", network, payload)
+        delivered(LINE, network, payload)
+    }
+    fn block(network: i32) -> Delivered {
+        delivered(BLOCK, network, json!({}))
+    }
+    fn reorg() -> Delivered {
+        delivered("chain.reorg.detected", 1, json!({}))
+    }
+
+    #[test]
+    fn blocks_do_not_wait_for_a_line_behind_them() {
+        assert_eq!(before_line(&[block(1), line(1, 5)]), 1);
+        assert_eq!(before_line(&[line(1, 4), block(1), line(1, 5)]), 2, "the first line is overtaken anyway");
+        assert_eq!(before_line(&[line(1, 4), block(1)]), 2);
+        assert_eq!(
+            before_line(&[block(1), line(1, 5), block(1), line(1, 6)]),
+            3,
+            "one line does the work of both"
+        );
+        assert_eq!(
+            before_line(&[block(1), line(1, 5), reorg(), block(1)]),
+            1,
+            "not overtaken: its turn comes first"
+        );
+        assert_eq!(before_line(&[line(1, 4), line(1, 5)]), 2, "nobody waits");
+        assert_eq!(before_line(&[block(1), block(1)]), 2);
+        assert_eq!(
+            before_line(&[block(1), line(1, 5), block(2), line(2, 5)]),
+            4,
+            "networks share a transaction"
+        );
     }
 
     #[test]
     fn a_line_gives_way_to_the_next_of_its_network_unless_that_is_lower_or_behind_a_reorg() {
-        let block = || delivered("chain.block.ingested", 1, json!({}));
-        let reorg = || delivered("chain.reorg.detected", 1, json!({}));
+        let block = || block(1);
         assert!(is_overtaken(&line(1, 5), &[block(), line(1, 6)]));
         assert!(is_overtaken(&line(1, 5), &[line(2, 9), line(1, 5)]));
         assert!(!is_overtaken(&line(1, 5), &[]));
@@ -351,7 +423,8 @@ mod tests {
         assert!(!is_overtaken(&line(1, 5), &[line(2, 6)]));
         assert!(!is_overtaken(&line(1, 5), &[line(1, 4)]), "an older report must not hide a newer one");
         assert!(!is_overtaken(&line(1, 5), &[block(), reorg(), line(1, 6)]));
-        let broken = delivered("chain.finality.advanced", 1, json!({}));
+        assert!(!is_overtaken(&reorg(), &[line(1, 6)]), "a reorg has work of its own");
+        let broken = delivered(LINE, 1, json!({}));
         assert!(!is_overtaken(&broken, &[line(1, 6)]), "what cannot be read is said, not passed over");
     }
 }

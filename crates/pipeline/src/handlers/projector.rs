@@ -14,7 +14,7 @@ use tidemark_store::partitions::{Partitions, Table};
 use tidemark_store::{Db, Tx, bulk};
 
 use super::payload;
-use crate::projectors::{self, Addresses, rebuild_and_emit, touched};
+use crate::projectors::{self, Addresses, Beside, rebuild_and_emit, touched};
 
 pub(super) const KIND: &str = "projector";
 pub(super) const ACCEPTS: &[Accepts] = &[
@@ -31,12 +31,14 @@ pub struct ProjectorHandler {
     partitions: Arc<Partitions>,
     emitter: Arc<Emitter>,
     addresses: Addresses,
+    beside: Beside,
 }
 
 impl ProjectorHandler {
     /// A handler for all networks.
     pub fn new(app: Db, partitions: Arc<Partitions>, emitter: Arc<Emitter>) -> Self {
-        Self { app, partitions, emitter, addresses: Addresses::default() }
+        let beside = Beside::live(app.clone());
+        Self { app, partitions, emitter, addresses: Addresses::default(), beside }
     }
 }
 
@@ -61,7 +63,7 @@ impl Handler for ProjectorHandler {
         ACCEPTS
     }
     /// The partitions of projection.transfers that the batch needs, with their indexes: readers are there.
-    async fn prepare(&self, batch: &[Delivered]) -> Result<(), HandleError> {
+    async fn prepare(&self, batch: &[Delivered], _later: &[Delivered]) -> Result<(), HandleError> {
         let mut conn = None;
         let mut last = None;
         for delivered in batch.iter().filter(|one| one.envelope.event_type == "ledger.event.normalized") {
@@ -81,7 +83,9 @@ impl Handler for ProjectorHandler {
     async fn apply(&self, tx: &Tx<'_>, batch: &[Delivered]) -> Result<(), HandleError> {
         let envelopes: Vec<&Envelope> = batch.iter().map(|delivered| &delivered.envelope).collect();
         for (network, keys) in touched(&envelopes).map_err(refused)? {
-            rebuild_and_emit(tx, network, &keys, &self.addresses, &self.emitter).await.map_err(refused)?;
+            rebuild_and_emit(tx, network, &keys, &self.addresses, &self.emitter, &self.beside)
+                .await
+                .map_err(refused)?;
         }
         for (network, events) in counted(batch)? {
             bulk::count_events(tx, network, events).await?;

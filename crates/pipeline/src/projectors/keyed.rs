@@ -1,5 +1,6 @@
 //! One batch of touched keys, one transaction. First the transfers (read, decide, write), then the rows of
-//! ownership_view and asset_cards, then the aggregates by the differences these made.
+//! ownership_view and asset_cards, then the aggregates by the differences these made. Owners of a large batch go into a
+//! transaction beside it ([`Beside`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,11 +10,11 @@ use tidemark_model::ids::{AssetId, BlockHash, EventId, NetworkId, TxId};
 use tidemark_model::subject::Subject;
 use tidemark_store::outbox::Emitter;
 use tidemark_store::projection::live::{
-    self, AccountChange, CardChange, CardKey, HoldingChange, OwnershipKeys, StandingKey, StatsChange,
+    self, AccountChange, CardChange, CardKey, OwnersMoved, OwnershipKeys, StandingKey, StatsChange,
     TransferDetail, TransferRow,
 };
 use tidemark_store::together::both;
-use tidemark_store::{Tx, projection};
+use tidemark_store::{Conn, Db, Tx, projection};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
@@ -31,14 +32,39 @@ pub struct Projected {
     pub rows: u64,
 }
 
+/// Where owners of large batches are written: on a connection of their own, beside everything else (ADR 0029).
+#[derive(Debug, Clone)]
+pub struct Beside {
+    /// Whose connections.
+    pub db: Db,
+    /// Batches of fewer rows of owners are not worth a second commit.
+    pub pairs_min: usize,
+}
+
+impl Beside {
+    /// As live does it.
+    pub fn live(db: Db) -> Self {
+        Self { db, pairs_min: 100 }
+    }
+}
+
+/// What a batch is projected with, besides its transaction.
+struct With<'a> {
+    addresses: &'a Addresses,
+    emitter: Option<&'a Emitter>,
+    beside: Option<&'a Beside>,
+}
+
 /// Recomputes what `touched` names from the ledger, as it is now. Calling it again, with the same or an older
 /// batch, writes nothing and drafts nothing (but for the finality line, whose id is the same).
 pub async fn rebuild_keys(
     tx: &Tx<'_>,
     network: NetworkId,
     touched: &Touched,
+    beside: Option<&Beside>,
 ) -> Result<Projected, WorkError> {
-    rebuild(tx, network, touched, &Addresses::default(), None).await
+    let with = With { addresses: &Addresses::default(), emitter: None, beside };
+    rebuild(tx, network, touched, with).await
 }
 
 /// The same, and appends what it drafts to the outbox.
@@ -48,8 +74,9 @@ pub async fn rebuild_and_emit(
     touched: &Touched,
     addresses: &Addresses,
     emitter: &Emitter,
+    beside: &Beside,
 ) -> Result<Projected, WorkError> {
-    rebuild(tx, network, touched, addresses, Some(emitter)).await
+    rebuild(tx, network, touched, With { addresses, emitter: Some(emitter), beside: Some(beside) }).await
 }
 
 // Statements that do not need each other's answers are in flight together: the database goes from one to the next
@@ -58,17 +85,18 @@ async fn rebuild(
     tx: &Tx<'_>,
     network: NetworkId,
     touched: &Touched,
-    addresses: &Addresses,
-    emitter: Option<&Emitter>,
+    With { addresses, emitter, beside }: With<'_>,
 ) -> Result<Projected, WorkError> {
-    projection::lock_network(tx, network).await?;
+    projection::lock_all_but_owners(tx, network).await?;
     tx.look_up_by_key().await?;
 
     if !touched.whole_assets.is_empty() {
         live::reopen_positions(tx, network).await?;
     }
     let events: Vec<Uuid> = touched.events.iter().map(|event| event.0).collect();
-    let (truth, standing) = match told_and_new(tx, network, touched).await? {
+    let told_and_new = told_and_new(tx, network, touched).await?;
+    let is_all_new = told_and_new.is_some();
+    let (truth, standing) = match told_and_new {
         Some(told) => (told, Vec::new()),
         None if events.is_empty() => (Vec::new(), Vec::new()),
         None => {
@@ -94,6 +122,15 @@ async fn rebuild(
     };
     let cards = card_keys(&moves, touched);
     let is_exact = cards.iter().any(|key| key.exact);
+    // Only where nothing is taken back, and where what is new leads to all rows: positions that this transaction
+    // writes are not seen from another one.
+    let beside = beside.filter(|beside| {
+        is_all_new && !is_exact && owners.open_assets.is_empty() && owners.pairs.len() >= beside.pairs_min
+    });
+    let mut second = match beside {
+        Some(beside) => beside.db.spare_conn().await,
+        None => None,
+    };
 
     let write = write_transfers(tx, network, &decided);
     let tell = async {
@@ -104,29 +141,41 @@ async fn rebuild(
         emit(tx, emitter, &drafts).await?;
         Ok::<_, WorkError>(drafts)
     };
-    let rebuild_owners = async { Ok(live::rebuild_ownership(tx, network, &owners).await?) };
+    let rebuild_owners = async {
+        projection::lock_owners(tx, network).await?;
+        Ok(live::rebuild_owners(tx, network, &owners).await?)
+    };
     let rebuild_cards = async { Ok(live::rebuild_cards(tx, network, &cards).await?) };
-    let (drafts, written, (moved, holdings), cards) = if is_exact {
+    let (drafts, written, cards, mut moved, ahead) = if let Some(second) = &mut second {
+        let here = both(tell, both(write, rebuild_cards));
+        let (here, beside) = tokio::join!(here, owners_ahead(second, network, &owners));
+        let (drafts, (written, cards)) = here?;
+        let (moved, ahead) = beside?;
+        (drafts, written, cards, moved, Some(ahead))
+    } else if is_exact {
         // Looks newest transfers up: those of the batch must be there, and its plan is its own.
-        (tell.await?, write.await?, rebuild_owners.await?, rebuild_cards.await?)
+        let (drafts, written) = (tell.await?, write.await?);
+        let owners = rebuild_owners.await?;
+        (drafts, written, rebuild_cards.await?, owners, None)
     } else {
         let (drafts, (written, (owners, cards))) =
             both(tell, both(write, both(rebuild_owners, rebuild_cards))).await?;
-        (drafts, written, owners, cards)
+        (drafts, written, cards, owners, None)
     };
-    done.rows += written + moved + cards.iter().map(|change| change.written).sum::<u64>();
+    done.rows += written + moved.rows + cards.iter().map(|change| change.written).sum::<u64>();
     done.drafts = drafts;
 
-    let accounts = account_changes(&moves, &holdings);
-    let (holders, moved) = if is_exact {
-        (live::move_holders(tx, &holdings).await?, live::move_accounts(tx, network, &accounts).await?)
+    moved.add(&live::take_noted(tx, network).await?);
+    let accounts = account_changes(&moves, &moved.assets);
+    let stats = stats_changes(cards, &moved.owners, &moves.by_collection);
+    let move_accounts = live::move_accounts(tx, network, &accounts);
+    let move_stats = live::move_stats(tx, network, &stats);
+    let (moved_accounts, moved_stats) = if is_exact {
+        (move_accounts.await?, move_stats.await?)
     } else {
-        both(live::move_holders(tx, &holdings), live::move_accounts(tx, network, &accounts)).await?
+        both(move_accounts, move_stats).await?
     };
-    done.rows += moved;
-    let holders: BTreeMap<Uuid, i64> = holders.into_iter().collect();
-    let stats = stats_changes(cards, &holders, &moves.by_collection);
-    done.rows += live::move_stats(tx, network, &stats).await?;
+    done.rows += moved_accounts + moved_stats;
 
     if let Some((height, hash)) = &touched.normalized {
         projection::move_watermark(tx, network, *height, hash.as_deref()).await?;
@@ -145,7 +194,34 @@ async fn rebuild(
     }
     projection::move_finality_line(tx, network, touched.finalized.map(|(height, _)| height)).await?;
     tx.look_up_as_usual().await?;
+    if let Some(Ahead { tx: beside, note }) = ahead {
+        // Right before the caller's commit. Should that not come, the same batch comes again: it finds the owners as they
+        // must be, and their note.
+        beside.commit().await?;
+        live::forget_note(tx, note).await?;
+    }
     Ok(done)
+}
+
+/// Owners that are written, noted and not committed yet.
+struct Ahead<'a> {
+    tx: Tx<'a>,
+    note: i64,
+}
+
+async fn owners_ahead<'a>(
+    conn: &'a mut Conn,
+    network: NetworkId,
+    keys: &OwnershipKeys,
+) -> Result<(OwnersMoved, Ahead<'a>), WorkError> {
+    let tx = conn.tx().await?;
+    // The commit behind it waits for the disk, and its place in the server's log is behind this one's.
+    tx.batch("leave waiting to the next commit", "set local synchronous_commit = off").await?;
+    tx.look_up_by_key().await?;
+    projection::lock_owners(&tx, network).await?;
+    let moved = live::rebuild_owners(&tx, network, keys).await?;
+    let note = live::note_owners(&tx, network, &moved).await?;
+    Ok((moved, Ahead { tx, note }))
 }
 
 async fn emit(tx: &Tx<'_>, emitter: Option<&Emitter>, drafts: &[Draft]) -> Result<(), WorkError> {
@@ -406,11 +482,7 @@ fn sides(row: &TransferRow) -> BTreeSet<Uuid> {
     row.from_account.iter().chain(&row.to_account).map(|account| account.0).collect()
 }
 
-fn account_changes(moves: &Moves, holdings: &[HoldingChange]) -> Vec<AccountChange> {
-    let mut assets: BTreeMap<Uuid, i64> = BTreeMap::new();
-    for change in holdings {
-        *assets.entry(change.account_id).or_default() += change.assets;
-    }
+fn account_changes(moves: &Moves, assets: &BTreeMap<Uuid, i64>) -> Vec<AccountChange> {
     let accounts: BTreeSet<Uuid> = assets.keys().chain(moves.by_account.keys()).copied().collect();
     let change = |account_id| {
         let one = moves.by_account.get(&account_id);

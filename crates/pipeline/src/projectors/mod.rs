@@ -55,7 +55,7 @@ mod reconcile;
 mod touched;
 
 pub use addresses::Addresses;
-pub use keyed::{Projected, rebuild_and_emit, rebuild_keys};
+pub use keyed::{Beside, Projected, rebuild_and_emit, rebuild_keys};
 pub use rebuild::{
     Progress, RebuildReport, forget_outdated_rebuilds, forget_rebuild, rebuild_projection, undo_rebuild,
 };

@@ -9,11 +9,12 @@ use tidemark_model::envelope::Draft;
 use tidemark_model::finality::{FinalityStatus, status_at};
 use tidemark_model::ids::{AccountId, AssetId, BlockHash, CollectionId, ContractId, EventId, Height};
 use tidemark_model::text::storable;
-use tidemark_store::Tx;
 use tidemark_store::catalog::{self, AssetStub, Stubs};
 use tidemark_store::ledger::{self, DeltaRow, NormalizedRow, QuarantineRow, TouchedEvent};
+use tidemark_store::together::both;
+use tidemark_store::{StoreError, Tx};
 
-use super::openings::{self, Openings};
+use super::openings::{self, OpeningPlan, Openings};
 use super::{Cause, WorkError, drafts};
 
 /// The name under which the normalizer quarantines.
@@ -61,20 +62,33 @@ pub async fn normalize(
         events.iter().map(|event| normalized_row(network, event, head, &orphaned)).collect();
 
     let stubs = stubs(network, &events, &rows);
-    let new_assets = catalog::ensure_stubs(tx, network.id, &stubs).await?;
-    let by_standard: Vec<(Standard, &NormalizedRow)> = events
-        .iter()
-        .zip(&rows)
-        .filter_map(|(event, row)| Some((event.asset_refs.first()?.standard, row)))
-        .collect();
-    let plan = openings::plan(tx, network, &by_standard, openings).await?;
-    let partial: Vec<AssetId> = plan.partial.iter().copied().collect();
-    catalog::mark_partial(tx, &partial).await?;
+    // What is told of events is written while the database writes them. It holds for those that turn out to be new or
+    // changed, nearly always all of them.
+    let told_of = |rows: &[&NormalizedRow]| drafts::events_normalized(network, rows, &stubs.assets, cause);
+    let expected: Vec<&NormalizedRow> = rows.iter().filter(|row| is_standing(row)).collect();
+    let tell = async { Ok::<_, StoreError>(told_of(&expected)) };
+    let (new_assets, upserted, told, plan) = if openings::may_be_needed(network) {
+        let new_assets = catalog::ensure_stubs(tx, network.id, &stubs).await?;
+        let by_standard: Vec<(Standard, &NormalizedRow)> = events
+            .iter()
+            .zip(&rows)
+            .filter_map(|(event, row)| Some((event.asset_refs.first()?.standard, row)))
+            .collect();
+        let plan = openings::plan(tx, network, &by_standard, openings).await?;
+        let partial: Vec<AssetId> = plan.partial.iter().copied().collect();
+        catalog::mark_partial(tx, &partial).await?;
+        let written: Vec<&NormalizedRow> = rows.iter().chain(&plan.rows).collect();
+        let (upserted, told) = both(ledger::upsert_events(tx, network.id, &written), tell).await?;
+        (new_assets, upserted, told, plan)
+    } else {
+        let written: Vec<&NormalizedRow> = rows.iter().collect();
+        let write = both(ledger::upsert_events(tx, network.id, &written), tell);
+        let (new_assets, (upserted, told)) =
+            both(catalog::ensure_stubs(tx, network.id, &stubs), write).await?;
+        (new_assets, upserted, told, OpeningPlan::default())
+    };
     let opened: BTreeSet<AssetId> = plan.rows.iter().filter_map(|row| row.asset).collect();
-
-    let mut written = rows;
-    written.extend(plan.rows);
-    let upserted = ledger::upsert_events(tx, network.id, &written).await?;
+    let written: Vec<&NormalizedRow> = rows.iter().chain(&plan.rows).collect();
     quarantine_contradictions(tx, network, &written, &upserted.contradicted).await?;
 
     let created: Vec<_> = stubs
@@ -87,19 +101,16 @@ pub async fn normalize(
     let mut named = BTreeSet::new();
     let mut standing = Vec::new();
     let mut late = Vec::new();
-    for row in &written {
-        if row.kind == EventKind::Opening || !upserted.changed.contains(&row.id) {
-            continue;
-        }
+    for row in rows.iter().filter(|row| upserted.changed.contains(&row.id)) {
         // A late event of an orphaned block is in the log, and so it is in what others make of the log.
-        match row.status {
-            FinalityStatus::Reverted => late.push(TouchedEvent::of(row)),
-            _ => standing.push(row),
+        match is_standing(row) {
+            true => standing.push(row),
+            false => late.push(TouchedEvent::of(row)),
         }
         named.extend(row.asset);
     }
     emitted.extend(drafts::events_reverted(network, &late, cause));
-    emitted.extend(drafts::events_normalized(network, &standing, &stubs.assets, cause));
+    emitted.extend(if standing.len() == expected.len() { told } else { told_of(&standing) });
     let height = written.iter().map(|row| row.block.height).max().unwrap_or_default().as_i64();
     // Executed again in another block, an event may name another asset: the old one changed as well. And a late
     // event that gives way to the one that stands may have made an asset that no event names.
@@ -119,6 +130,10 @@ pub async fn normalize(
         touched_assets: upserted.touched,
         contradicted: upserted.contradicted,
     })
+}
+
+fn is_standing(row: &NormalizedRow) -> bool {
+    row.status != FinalityStatus::Reverted
 }
 
 /// Each event once, in the chain's order. The same event in two blocks counts where it stands; in two
@@ -211,7 +226,7 @@ pub(crate) fn stubs(network: &Network, events: &[&RawEvent], rows: &[NormalizedR
 async fn quarantine_contradictions(
     tx: &Tx<'_>,
     network: &Network,
-    rows: &[NormalizedRow],
+    rows: &[&NormalizedRow],
     contradicted: &BTreeSet<EventId>,
 ) -> Result<(), WorkError> {
     let set_aside: Vec<QuarantineRow> = rows

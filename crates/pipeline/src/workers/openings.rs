@@ -27,11 +27,16 @@ use time::OffsetDateTime;
 use super::normalizer::asset_ids;
 use super::{Cause, WorkError, drafts};
 
+/// Read from its first block on, a chain has nothing that is older than what we know.
+pub(crate) fn may_be_needed(network: &Network) -> bool {
+    network.start_block.0 > 0
+}
+
 /// Does our history of an asset begin after its own? It can only where we start in the middle of the chain's.
 /// A class is then never known to be complete, because accounts that did not move since may hold units of it;
 /// a single token is, if the first we see of it is its making.
 pub(crate) fn is_partial(network: &Network, standard: Standard, begins_with_mint: bool) -> bool {
-    network.start_block.0 > 0 && (standard.is_fungible_class() || !begins_with_mint)
+    may_be_needed(network) && (standard.is_fungible_class() || !begins_with_mint)
 }
 
 /// Answers brought in from outside the transaction: how much, or `None` where the chain cannot say.
@@ -51,7 +56,7 @@ pub async fn prepare(
     events: &[RawEvent],
     budget: usize,
 ) -> Result<Openings, WorkError> {
-    if network.start_block.0 == 0 {
+    if !may_be_needed(network) {
         return Ok(Openings::default());
     }
     let mut pairs: BTreeMap<Pair, (bool, &AssetRef, &str)> = BTreeMap::new();
@@ -115,7 +120,7 @@ pub async fn unasked(
     network: &Network,
     budget: usize,
 ) -> Result<Vec<(Pair, BalanceAsk)>, WorkError> {
-    if network.start_block.0 == 0 {
+    if !may_be_needed(network) {
         return Ok(Vec::new());
     }
     let at_most = i64::try_from(budget).unwrap_or(i64::MAX);
@@ -164,7 +169,7 @@ pub async fn settle(
     ledger::record_openings(tx, network.id, &learnt, false).await?;
     tidemark_store::catalog::mark_partial(tx, &partial.into_iter().collect::<Vec<_>>()).await?;
     let height = rows.iter().map(|row| row.block.height).max().unwrap_or_default().as_i64();
-    let opened = ledger::upsert_events(tx, network.id, &rows).await?.touched;
+    let opened = ledger::upsert_events(tx, network.id, &rows.iter().collect::<Vec<_>>()).await?.touched;
     Ok(drafts::ownership_changed(network, "opening", height, &opened, cause))
 }
 
@@ -217,7 +222,8 @@ pub(crate) struct OpeningPlan {
     pub(crate) partial: BTreeSet<AssetId>,
 }
 
-/// Records answers and finds the opening events that the rows of a batch need and that do not stand.
+/// Records answers and finds the opening events that the rows of a batch need and that do not stand; for networks
+/// where any [may be needed](may_be_needed).
 /// `rows` are in the chain's order.
 pub(crate) async fn plan(
     tx: &tidemark_store::Tx<'_>,
@@ -226,9 +232,6 @@ pub(crate) async fn plan(
     answers: &Openings,
 ) -> Result<OpeningPlan, WorkError> {
     let mut plan = OpeningPlan::default();
-    if network.start_block.0 == 0 {
-        return Ok(plan);
-    }
     let mut needs: BTreeMap<Pair, Need> = BTreeMap::new();
     let mut first_senders: BTreeMap<AssetId, Option<AccountId>> = BTreeMap::new();
     for (standard, row) in rows {

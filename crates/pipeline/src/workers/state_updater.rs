@@ -20,7 +20,7 @@ use tidemark_store::{StoreError, Tx, applied, catalog, digest};
 use time::OffsetDateTime;
 
 use super::book::{Book, Refusal};
-use super::openings::{Need, opening_event};
+use super::openings::{self, Need, opening_event};
 use super::{Cause, WorkError, drafts};
 
 /// The name under which claims and quarantines are kept.
@@ -130,7 +130,7 @@ pub(crate) async fn apply(
     let pairs: BTreeSet<Pair> = movements.iter().flat_map(pairs_of).collect();
     let (balances, supplies) =
         both(ownership::balances(tx, &pairs), ownership::supplies(tx, &touched)).await?;
-    let starts_in_the_middle = network.start_block.0 > 0;
+    let starts_in_the_middle = openings::may_be_needed(network);
     let mut openings =
         if starts_in_the_middle { ledger::read_openings(tx, &pairs).await? } else { BTreeMap::new() };
     let mut book = Book::new(balances, supplies);
@@ -215,7 +215,7 @@ async fn write_openings(
         return Ok(());
     }
     ledger::record_openings(tx, network.id, openings, true).await?;
-    ledger::upsert_events(tx, network.id, rows).await?;
+    ledger::upsert_events(tx, network.id, &rows.iter().collect::<Vec<_>>()).await?;
     let ids: Vec<EventId> = rows.iter().map(|row| row.id).collect();
     applied::claim(tx, CONSUMER, &ids).await?;
     let assets: BTreeSet<AssetId> = rows.iter().filter_map(|row| row.asset).collect();

@@ -42,7 +42,7 @@ async fn lanes_keep_what_they_made_ready_for_themselves() {
     let (_, first) = drafts.iter().find(|(subject, _)| subject == "chain.block.ingested.v1").expect("blocks");
     let lanes = [1, 2].map(|part| [delivered(&emitter, part, ["block", "ingested"], first)]);
     for lane in &lanes {
-        handler.prepare(lane).await.expect("prepares");
+        handler.prepare(lane, &[]).await.expect("prepares");
     }
     raw.close();
     for lane in &lanes {
@@ -64,7 +64,7 @@ async fn a_reorg_that_was_taken_back_does_not_halt_what_is_final_since() {
     let (handler, _raw, emitter) = handler(&world);
     let apply = async |one: Delivered| {
         let batch = [one];
-        handler.prepare(&batch).await?;
+        handler.prepare(&batch, &[]).await?;
         let mut conn = world.conn().await;
         let tx = conn.tx().await.expect("begins");
         handler.apply(&tx, &batch).await?;
@@ -101,4 +101,41 @@ async fn a_reorg_that_was_taken_back_does_not_halt_what_is_final_since() {
     world.conn().await.batch("replace a block", &gone).await.expect("replaces");
     let refused = apply(reorg(&here, &there)).await.expect_err("it halts");
     assert!(refused.to_string().contains("rewind"), "{refused}");
+}
+
+/// Blocks are committed before a line that stands behind them, and a line whose work that one does is passed over although it
+/// comes in the transaction before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_gives_way_to_one_in_the_next_transaction() {
+    let world = World::new(FakeChain::new(0, 6, None)).await;
+    world.catch_up().await;
+    bulk::ensure_progress(&world.conn().await, NETWORK, Height(0)).await.expect("makes the row");
+    let (handler, _raw, emitter) = handler(&world);
+    let drafts = world.drafts().await;
+    let blocks: Vec<&Value> = drafts
+        .iter()
+        .filter(|(subject, _)| subject == "chain.block.ingested.v1")
+        .map(|(_, payload)| payload)
+        .collect();
+    let block = |at: usize| delivered(&emitter, 1, ["block", "ingested"], blocks[at]);
+    let line = |at: usize| {
+        let (height, hash) = (&blocks[at]["height"], &blocks[at]["hash"]);
+        let payload = json!({ "network_id": NETWORK, "finalized_height": height, "finalized_hash": hash,
+                              "head_height": height });
+        delivered(&emitter, 1, ["finality", "advanced"], &payload)
+    };
+    let waiting = [block(0), block(1), line(0), block(2), line(1)];
+    assert_eq!(handler.first_of(&waiting), 4);
+    let mut reached = Vec::new();
+    for (batch, later) in [(&waiting[..4], &waiting[4..]), (&waiting[4..], &[])] {
+        handler.prepare(batch, later).await.expect("prepares");
+        let mut conn = world.conn().await;
+        let tx = conn.tx().await.expect("begins");
+        handler.apply(&tx, batch).await.expect("applies");
+        tx.commit().await.expect("commits");
+        let progress = bulk::read_progress(&world.conn().await, NETWORK).await.expect("reads");
+        reached.push(progress.map(|progress| (progress.head, progress.finalized)));
+    }
+    let height = |at: usize| blocks[at]["height"].as_i64().expect("a height");
+    assert_eq!(reached, [Some((height(2), -1)), Some((height(2), height(1)))]);
 }

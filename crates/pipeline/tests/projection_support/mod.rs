@@ -11,8 +11,8 @@ use tidemark_model::envelope::{
 };
 use tidemark_model::ids::{AccountId, AssetId, CollectionId, ContractId, EventId, NetworkId, SourceEventId};
 use tidemark_model::redact::RedactedUrl;
-use tidemark_pipeline::projectors::{Projected, rebuild_keys, touched};
-use tidemark_store::{Conn, Db, DbOptions};
+use tidemark_pipeline::projectors::{Beside, Projected, rebuild_keys, touched};
+use tidemark_store::{Conn, Db, DbOptions, Tx};
 use tidemark_testkit::pg::TestDb;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -455,17 +455,24 @@ fn changed(reason: &str, height: i64, assets: &BTreeSet<AssetId>) -> Envelope {
     )
 }
 
+/// As live does it with a large batch: owners on a second connection wherever that goes.
 pub async fn project(db: &Db, batch: &[Envelope]) -> Projected {
     let mut conn = db.conn().await.expect("connects");
     let tx = conn.tx().await.expect("begins");
+    let done = project_in(&tx, batch, Some(&Beside { db: db.clone(), pairs_min: 1 })).await;
+    tx.commit().await.expect("commits");
+    done
+}
+
+/// The same in a transaction of the caller's.
+pub async fn project_in(tx: &Tx<'_>, batch: &[Envelope], beside: Option<&Beside>) -> Projected {
     let batch: Vec<&Envelope> = batch.iter().collect();
     let mut done = Projected::default();
     for (network, keys) in touched(&batch).expect("readable") {
-        let one = rebuild_keys(&tx, network, &keys).await.expect("projects");
+        let one = rebuild_keys(tx, network, &keys, beside).await.expect("projects");
         done.rows += one.rows;
         done.drafts.extend(one.drafts);
     }
-    tx.commit().await.expect("commits");
     done
 }
 

@@ -5,7 +5,7 @@ use tidemark_model::chain::{ChainAdapter, ParsedBlock, RawBlock};
 use tidemark_model::envelope::*;
 use tidemark_model::ids::{Height, HeightRange};
 use tidemark_pipeline::history::{HistoryError, Writers, apply_blocks, build, show};
-use tidemark_pipeline::projectors::{self, rebuild_keys, touched};
+use tidemark_pipeline::projectors::{self, Beside, rebuild_keys, touched};
 use tidemark_pipeline::workers::{
     BlockInput, BlockOutcome, Cause, Openings, WorkError, advance_finality, handle_reorg, prepare,
     process_block, take_back_above_head,
@@ -254,9 +254,12 @@ impl Lane {
             return Ok(Step::Waits);
         }
         let keys = touched(&batch).map_err(text)?;
+        // Every second batch as live does it with large ones: owners on a connection of their own.
+        let beside = Beside { db: ground.db.clone(), pairs_min: 1 };
+        let beside = self.projected.is_multiple_of(2).then_some(&beside);
         let (step, _) = attempt(ground, kill, async |tx| {
             for (network, keys) in &keys {
-                rebuild_keys(tx, *network, keys).await?;
+                rebuild_keys(tx, *network, keys, beside).await?;
             }
             Ok::<_, projectors::WorkError>(Some(Vec::new()))
         })

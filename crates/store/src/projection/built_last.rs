@@ -45,16 +45,25 @@ pub async fn put_off(
 const BEHIND: &str = "
     select network_id from ledger.network_progress where read_models_height is not null order by 1 limit 1";
 
-/// Refuses to touch read models as a whole while those of a network wait to be caught up: what is added to them then
-/// counts from where they stand. The caller holds the lock of all projections ([`super::lock_all`]).
+/// Refuses to touch read models as a whole while those of a network wait to be caught up, or its owners are ahead of
+/// everything else: what is added to them then counts from where they stand. The caller holds the lock of all projections
+/// ([`super::lock_all`]).
 pub(super) async fn refuse_while_behind(tx: &Tx<'_>) -> Result<(), StoreError> {
-    match tx.query_opt("look for read models that are behind", BEHIND, &[]).await? {
-        Some(row) => Err(StoreError::NotNow {
+    if let Some(row) = tx.query_opt("look for read models that are behind", BEHIND, &[]).await? {
+        return Err(StoreError::NotNow {
             what: format!(
                 "network {} catches up with its chain, and its read models come after",
                 row.get::<_, i32>(0)
             ),
             hint: "try again when `tidemark status` shows it at its head",
+        });
+    }
+    match super::live::owners_ahead(tx).await? {
+        Some(network) => Err(StoreError::NotNow {
+            what: format!(
+                "the last block of network {network} was interrupted half-way into the read models"
+            ),
+            hint: "start `tidemark run` with the role projector, which ends it, and try again",
         }),
         None => Ok(()),
     }

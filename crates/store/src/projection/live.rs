@@ -2,7 +2,8 @@
 //! snapshot, writes what differs and returns the difference; the aggregates are moved by that difference, so
 //! the cost of a batch does not grow with a collection, an account or an asset's history.
 //!
-//! All functions expect [`super::lock_network`] to have been called in the transaction.
+//! All functions expect [`super::lock_network`] to have been called in the transaction; or its two halves, where owners are
+//! written in a transaction of their own.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -463,16 +464,13 @@ pub struct OwnershipKeys {
 }
 
 /// What a change of ownership_view means for one holder of one collection.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HoldingChange {
-    /// The collection.
-    pub collection_id: Uuid,
-    /// The holder.
-    pub account_id: Uuid,
+struct HoldingChange {
+    collection_id: Uuid,
+    account_id: Uuid,
     /// Assets with a positive quantity, more or fewer.
-    pub assets: i64,
+    assets: i64,
     /// Sum of positive quantities, more or less.
-    pub qty: String,
+    qty: String,
 }
 
 // One set with what is and what must be side by side: plans that look up by key cannot join two sets of their own.
@@ -565,7 +563,7 @@ const REBUILD_OWNERSHIP: &str = concat!(
 );
 
 /// Recomputes rows of ownership_view; gives how many were written or removed, and what that changes.
-pub async fn rebuild_ownership(
+async fn rebuild_ownership(
     tx: &Tx<'_>,
     network: NetworkId,
     keys: &OwnershipKeys,
@@ -623,7 +621,7 @@ const MOVE_HOLDERS: &str = "
        from change group by collection_id order by collection_id";
 
 /// Moves collection_holders by these changes; gives the change of owners per collection.
-pub async fn move_holders(tx: &Tx<'_>, changes: &[HoldingChange]) -> Result<Vec<(Uuid, i64)>, StoreError> {
+async fn move_holders(tx: &Tx<'_>, changes: &[HoldingChange]) -> Result<Vec<(Uuid, i64)>, StoreError> {
     if changes.is_empty() {
         return Ok(Vec::new());
     }
@@ -633,6 +631,85 @@ pub async fn move_holders(tx: &Tx<'_>, changes: &[HoldingChange]) -> Result<Vec<
     let qty: Vec<&str> = changes.iter().map(|change| change.qty.as_str()).collect();
     let rows = tx.query("move holders", MOVE_HOLDERS, &[&collections, &accounts, &assets, &qty]).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+}
+
+/// What owners of some rows mean for accounts and statistics.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OwnersMoved {
+    /// Rows written or removed.
+    pub rows: u64,
+    /// Assets held, more or fewer, by account.
+    pub assets: BTreeMap<Uuid, i64>,
+    /// Owners, more or fewer, by collection.
+    pub owners: BTreeMap<Uuid, i64>,
+}
+
+impl OwnersMoved {
+    /// Adds what others moved.
+    pub fn add(&mut self, other: &Self) {
+        self.rows += other.rows;
+        for (to, from) in [(&mut self.assets, &other.assets), (&mut self.owners, &other.owners)] {
+            for (id, by) in from {
+                *to.entry(*id).or_default() += by;
+            }
+        }
+    }
+}
+
+/// Recomputes rows of ownership_view and moves their holders.
+pub async fn rebuild_owners(
+    tx: &Tx<'_>,
+    network: NetworkId,
+    keys: &OwnershipKeys,
+) -> Result<OwnersMoved, StoreError> {
+    let (rows, holdings) = rebuild_ownership(tx, network, keys).await?;
+    let mut assets = BTreeMap::new();
+    for change in &holdings {
+        *assets.entry(change.account_id).or_default() += change.assets;
+    }
+    let owners = move_holders(tx, &holdings).await?.into_iter().collect();
+    Ok(OwnersMoved { rows, assets, owners })
+}
+
+const NOTE_OWNERS: &str = "
+    insert into projection.owners_ahead (network_id, accounts, assets, collections, owners)
+    values ($1, $2, $3, $4, $5) returning id";
+const TAKE_NOTED: &str = "
+    delete from projection.owners_ahead where network_id = $1 returning accounts, assets, collections, owners";
+const FORGET_NOTE: &str = "delete from projection.owners_ahead where id = $1";
+const ANY_NOTED: &str = "select network_id from projection.owners_ahead order by 1 limit 1";
+
+/// Writes down what owners moved, in the transaction that moved them, for whoever adds it to accounts and statistics:
+/// the caller ([`forget_note`] then), or, should he not come to it, the next one ([`take_noted`]).
+pub async fn note_owners(tx: &Tx<'_>, network: NetworkId, moved: &OwnersMoved) -> Result<i64, StoreError> {
+    let split = |of: &BTreeMap<Uuid, i64>| -> (Vec<Uuid>, Vec<i64>) { of.iter().unzip() };
+    let ((accounts, assets), (collections, owners)) = (split(&moved.assets), split(&moved.owners));
+    let params: [crate::db::Param<'_>; 5] = [&network.0, &accounts, &assets, &collections, &owners];
+    Ok(tx.query_one("note what owners moved", NOTE_OWNERS, &params).await?.get(0))
+}
+
+/// What owners moved that were committed ahead of a block that then was not: to be added now. Call it with the lock of
+/// the owners, so that nobody is about to write more.
+pub async fn take_noted(tx: &Tx<'_>, network: NetworkId) -> Result<OwnersMoved, StoreError> {
+    let mut all = OwnersMoved::default();
+    for row in tx.query("take what owners moved", TAKE_NOTED, &[&network.0]).await? {
+        let zip = |ids: usize, by: usize| -> BTreeMap<Uuid, i64> {
+            row.get::<_, Vec<Uuid>>(ids).into_iter().zip(row.get::<_, Vec<i64>>(by)).collect()
+        };
+        all.add(&OwnersMoved { rows: 0, assets: zip(0, 1), owners: zip(2, 3) });
+    }
+    Ok(all)
+}
+
+/// It was added.
+pub async fn forget_note(tx: &Tx<'_>, note: i64) -> Result<(), StoreError> {
+    tx.execute("forget what owners moved", FORGET_NOTE, &[&note]).await?;
+    Ok(())
+}
+
+/// A network whose owners are ahead of its last block, if there is one: accounts and statistics lack what they moved.
+pub(super) async fn owners_ahead(tx: &Tx<'_>) -> Result<Option<i32>, StoreError> {
+    Ok(tx.query_opt("look for owners that are ahead", ANY_NOTED, &[]).await?.map(|row| row.get(0)))
 }
 
 /// What changes of asset_cards mean for a collection.

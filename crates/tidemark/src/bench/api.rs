@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use self::data::Size;
 use self::endpoints::{Bare, Endpoint};
-use super::{Processor, float, print, write};
+use super::{Processor, STOLEN_MAX_PERCENT, WINDOWS_MAX, float, print, write};
 use crate::embedded_pg::{EmbeddedPg, Options};
 
 /// `bench api`
@@ -167,7 +167,7 @@ struct Latency {
     /// Share of the cores that others on the same host took, as the kernel counts it.
     stolen_percent: f64,
     /// How often it was measured until they took little.
-    windows: u32,
+    windows: usize,
 }
 
 impl Latency {
@@ -261,11 +261,6 @@ async fn bare(args: &ApiArgs, pool: &Db, endpoint: &Endpoint) -> Latency {
     open_loop(args.rps, endpoint.bare.keys.len(), asking.clone()).await;
     undisturbed(args.rps, args.requests(), asking).await
 }
-
-/// Share of the cores taken by others above which a window says more about them than about us.
-const STOLEN_MAX_PERCENT: f64 = 3.0;
-/// Most tries to find a window without them.
-const WINDOWS_MAX: u32 = 4;
 
 /// [`open_loop`], once more while others on the host took the processor away, which is all that is looked at; the last
 /// window counts, disturbed or not.

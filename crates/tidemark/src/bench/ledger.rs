@@ -21,7 +21,7 @@ use tidemark_model::subject::Subject;
 use tidemark_model::{OffsetDateTime, U256};
 use tidemark_pipeline::handlers::LedgerHandler;
 use tidemark_pipeline::history::{HistoryOptions, HistoryWorker, Writers, apply_blocks};
-use tidemark_pipeline::projectors::{rebuild_keys, touched};
+use tidemark_pipeline::projectors::{Beside, rebuild_keys, touched};
 use tidemark_pipeline::workers::{
     BlockInput, BlockOutcome, Cause, Openings, advance_finality, handle_reorg, process_block,
 };
@@ -366,7 +366,7 @@ impl Ground {
     async fn deliver(&self, conn: &mut Conn, handler: &LedgerHandler, draft: Draft) -> anyhow::Result<()> {
         let envelope = self.emitter.envelope(&draft)?;
         let batch = [Delivered { envelope, stream: "chain".to_owned(), part: 0, pseq: 1, replay: false }];
-        handler.prepare(&batch).await?;
+        handler.prepare(&batch, &[]).await?;
         let tx = conn.tx().await?;
         handler.apply(&tx, &batch).await?;
         Ok(tx.commit().await?)
@@ -490,9 +490,10 @@ impl Ground {
         let keys = touched(&envelopes.iter().collect::<Vec<_>>())?;
         let mut conn = self.db.conn().await?;
         self.partitions.ensure_indexed(&mut conn, &[Table::Transfers], NetworkId(31_340), Height(0)).await?;
+        let beside = Beside::live(self.db.clone());
         let tx = conn.tx().await?;
         for (network, keys) in keys {
-            rebuild_keys(&tx, network, &keys).await?;
+            rebuild_keys(&tx, network, &keys, Some(&beside)).await?;
         }
         Ok(tx.commit().await?)
     }

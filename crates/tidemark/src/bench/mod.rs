@@ -133,6 +133,11 @@ pub fn float(count: u64) -> f64 {
     u32::try_from(count).map_or_else(|_| count.to_string().parse().unwrap_or(f64::MAX), f64::from)
 }
 
+/// Share of the cores taken by others above which a window says more about them than about us.
+pub const STOLEN_MAX_PERCENT: f64 = 3.0;
+/// Most tries to find a window without them.
+pub const WINDOWS_MAX: usize = 4;
+
 /// The kernel's count of time since it began: all of it, and what others on the host took. Zero where it does not say.
 pub struct Processor {
     time: u64,

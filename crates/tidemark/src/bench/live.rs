@@ -124,6 +124,10 @@ async fn measure(args: &LiveArgs, bench: &Bench, sim: &Sim) -> anyhow::Result<Va
         let run = undisturbed(sim, &reader, *load, Duration::from_secs(args.seconds)).await?;
         let stages = stages(bench.server.url(), &run).await?;
         rows.extend(run.rows(*load));
+        rows.push((
+            format!("{load}: of those, nobody works on"),
+            format!("{} at most, {:.2} on average", stages.idle_max, stages.idle_mean),
+        ));
         rows.push((format!("{load}: median by stage"), stages.to_string()));
         loads.push(run.json(*load, &stages));
     }
@@ -316,7 +320,8 @@ impl Run {
             "blocks": self.seen.len(), "transfers": self.transfers,
             "p50_ms": percentile(&millis, 50), "p95_ms": percentile(&millis, 95),
             "p99_ms": percentile(&millis, 99), "worst_ms": percentile(&millis, 100),
-            "backlog_blocks_max": self.backlog_max(), "stages_p50_ms": stages.0,
+            "backlog_blocks_max": self.backlog_max(), "stages_p50_ms": stages.millis,
+            "backlog_blocks_idle_max": stages.idle_max,
             "stolen_percent": self.stolen_percent,
             "windows_left": self.disturbed.iter().map(|(stolen, waiting)| json!({
                 "stolen_percent": stolen, "backlog_blocks_max": waiting,
@@ -412,12 +417,20 @@ fn moved(event: &SimEvent) -> u64 {
     }
 }
 
-/// Median milliseconds from one stage to the next, as the database's own times tell.
-struct Stages(BTreeMap<&'static str, f64>);
+/// What the database's own times tell.
+#[derive(Default)]
+struct Stages {
+    /// Median milliseconds from one stage to the next.
+    millis: BTreeMap<&'static str, f64>,
+    /// Of the blocks that are not visible when the next one appears: how many wait for a stage to begin with them, at most.
+    idle_max: usize,
+    /// And on average.
+    idle_mean: f64,
+}
 
 impl std::fmt::Display for Stages {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (place, (name, millis)) in self.0.iter().enumerate() {
+        for (place, (name, millis)) in self.millis.iter().enumerate() {
             let comma = if place > 0 { ", " } else { "" };
             write!(f, "{comma}{} {millis:.0}", &name[2..])?;
         }
@@ -439,7 +452,7 @@ async fn stages(url: &RedactedUrl, run: &Run) -> anyhow::Result<Stages> {
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(connection);
     let (Some(first), Some(last)) = (run.seen.first(), run.seen.last()) else {
-        return Ok(Stages(BTreeMap::new()));
+        return Ok(Stages::default());
     };
     let (from, to) = (i64::try_from(first.height)?, i64::try_from(last.height)?);
     let mut moments: BTreeMap<(u64, String), (OffsetDateTime, OffsetDateTime)> = BTreeMap::new();
@@ -448,6 +461,7 @@ async fn stages(url: &RedactedUrl, run: &Run) -> anyhow::Result<Stages> {
         moments.insert((height, row.get(1)), (row.get(2), row.get(3)));
     }
     let mut stages: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
+    let mut lives: Vec<Life> = Vec::new();
     for seen in &run.seen {
         let of = |stream: &str| moments.get(&(seen.height, stream.to_owned())).copied();
         let (Some(chain), Some(ledger), Some(projection)) = (of("chain"), of("ledger"), of("projection"))
@@ -455,6 +469,7 @@ async fn stages(url: &RedactedUrl, run: &Run) -> anyhow::Result<Stages> {
             continue;
         };
         let shown = seen.at + Duration::from_secs_f64(seen.millis / 1e3);
+        lives.push(Life { appeared: seen.at, shown, worked_on: [chain, ledger, (projection.0, shown)] });
         for (name, from, to) in [
             ("1 seen and fetched", seen.at, chain.0),
             ("2 raw rows", chain.0, chain.1),
@@ -466,7 +481,29 @@ async fn stages(url: &RedactedUrl, run: &Run) -> anyhow::Result<Stages> {
             stages.entry(name).or_default().push((to - from).as_seconds_f64() * 1e3);
         }
     }
-    Ok(Stages(stages.into_iter().map(|(name, values)| (name, percentile(&values, 50))).collect()))
+    let idle = idle(&lives);
+    Ok(Stages {
+        millis: stages.into_iter().map(|(name, values)| (name, percentile(&values, 50))).collect(),
+        idle_max: idle.iter().copied().max().unwrap_or(0),
+        idle_mean: float(idle.iter().sum::<usize>().try_into()?) / float(idle.len().max(1).try_into()?),
+    })
+}
+
+/// When a block appeared and was shown, and when each stage had it.
+struct Life {
+    appeared: OffsetDateTime,
+    shown: OffsetDateTime,
+    worked_on: [(OffsetDateTime, OffsetDateTime); 3],
+}
+
+/// For each block, in their order: how many before it wait for a stage when it appears.
+fn idle(lives: &[Life]) -> Vec<usize> {
+    let waits = |life: &Life, at: OffsetDateTime| {
+        life.shown > at && !life.worked_on.iter().any(|(from, to)| *from <= at && at < *to)
+    };
+    let before =
+        |place: usize| lives[..place].iter().filter(|life| waits(life, lives[place].appeared)).count();
+    (0..lives.len()).map(before).collect()
 }
 
 struct Repair {
@@ -529,6 +566,24 @@ mod tests {
         assert_eq!((load.blocks_per_second, load.logs), (4, 500));
         assert_eq!(load.to_string(), "4x500");
         assert!("4".parse::<Load>().is_err() && "0x5".parse::<Load>().is_err());
+    }
+
+    #[test]
+    fn a_block_that_a_stage_has_does_not_wait() {
+        let at = |millis: i64| OffsetDateTime::UNIX_EPOCH + Duration::from_millis(millis.unsigned_abs());
+        let life = |appeared: i64, [from, to, shown]: [i64; 3]| Life {
+            appeared: at(appeared),
+            shown: at(shown),
+            worked_on: [(at(appeared), at(from)), (at(from), at(to)), (at(to + 100), at(shown))],
+        };
+        // The second one appears while the first is worked on; the third while the first waits between two stages.
+        let lives = [life(0, [50, 500, 700]), life(250, [300, 900, 1_200]), life(550, [600, 650, 800])];
+        assert_eq!(idle(&lives), [0, 0, 1]);
+        assert_eq!(
+            idle(&[life(0, [50, 60, 200]), life(250, [300, 310, 500])]),
+            [0, 0],
+            "what is shown does not"
+        );
     }
 
     #[test]

@@ -308,8 +308,7 @@ fn is_overtaken<'a>(line: &Delivered, later: impl IntoIterator<Item = &'a Delive
 /// How many come before the first line that has work to do and stands behind a block; all of them where several
 /// networks are waiting.
 fn before_line(waiting: &[Delivered]) -> usize {
-    let key = |one: &Delivered| one.envelope.partition_key.clone();
-    if waiting.iter().any(|one| key(one) != key(&waiting[0])) {
+    if waiting.windows(2).any(|pair| pair[0].envelope.partition_key != pair[1].envelope.partition_key) {
         return waiting.len();
     }
     let first_block = waiting.iter().position(is_block).unwrap_or(waiting.len());

@@ -374,6 +374,28 @@ pub async fn drop_open_legs(tx: &Tx<'_>, events: &[EventId]) -> Result<BTreeSet<
     Ok(rows.iter().map(|row| AssetId(row.get(0))).collect())
 }
 
+const CLOSE_LEGS: &str = "
+    delete from ledger.unfinalized_deltas l
+     using unnest($1::uuid[], $2::uuid[], $3::uuid[]) m (asset, account, event)
+     where l.asset_id = m.asset and l.account_id = m.account and l.normalized_event_id = m.event";
+
+/// Takes the legs of movements that stand as they were read out of what is open: they became final.
+pub async fn close_legs(tx: &Tx<'_>, movements: &[MovementRow]) -> Result<u64, StoreError> {
+    let sides = movements.iter().flat_map(|MovementRow { event, delta, .. }| {
+        let accounts = delta.from.into_iter().chain(delta.to);
+        accounts.map(|account| (delta.asset.0, account.0, event.0))
+    });
+    // In the order of the key.
+    let keys: BTreeSet<(Uuid, Uuid, Uuid)> = sides.collect();
+    if keys.is_empty() {
+        return Ok(0);
+    }
+    let assets: Vec<Uuid> = keys.iter().map(|key| key.0).collect();
+    let accounts: Vec<Uuid> = keys.iter().map(|key| key.1).collect();
+    let events: Vec<Uuid> = keys.iter().map(|key| key.2).collect();
+    tx.execute("close legs", CLOSE_LEGS, &[&assets, &accounts, &events]).await
+}
+
 macro_rules! insert_legs {
     ($conflict:expr) => {
         concat!(
@@ -765,24 +787,6 @@ pub async fn rehome_openings(
     Ok(moved)
 }
 
-const CANONICAL_BETWEEN: &str = "
-    select id from ledger.normalized_events
-     where network_id = $1 and block_number > $2 and block_number <= $3 and finality_status <> 'finalized'
-       and not is_reverted
-     order by id";
-
-/// The canonical events in `above..=through`, which become final when the line moves there.
-pub async fn canonical_between(
-    tx: &Tx<'_>,
-    network: NetworkId,
-    above: i64,
-    through: i64,
-) -> Result<Vec<EventId>, StoreError> {
-    let rows =
-        tx.query("read what becomes final", CANONICAL_BETWEEN, &[&network.0, &above, &through]).await?;
-    Ok(rows.iter().map(|row| EventId(row.get(0))).collect())
-}
-
 /// A movement with all that applying it needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MovementRow {
@@ -798,6 +802,8 @@ pub struct MovementRow {
     pub collection: CollectionId,
     /// The asset's standard.
     pub standard: Standard,
+    /// The asset's finalized supply.
+    pub supply: U256,
     /// Block.
     pub block: BlockRef,
     /// Index in the block.
@@ -806,45 +812,60 @@ pub struct MovementRow {
     pub event_time: OffsetDateTime,
 }
 
-const MOVEMENTS: &str = "
-    select e.id, e.source_event_id, e.event_kind::text, e.asset_id, e.from_account_id, e.to_account_id,
-           abs(e.qty_delta)::text, a.collection_id, a.standard_id, e.block_number, e.block_hash, e.event_index,
-           e.event_time
-      from unnest($2::uuid[]) u (id)
-      join ledger.normalized_events e on e.network_id = $1 and e.id = u.id and e.qty_delta is not null
-      join catalog.assets a on a.id = e.asset_id
+// By block, not by event: what live wrote of a block lies together in the index of what is open, and in the table.
+const CANONICAL_BETWEEN: &str = "
+    select e.id, e.source_event_id, e.event_kind::text, a.id, e.from_account_id, e.to_account_id,
+           abs(e.qty_delta)::text, a.collection_id, a.standard_id, a.supply::text, e.block_number, e.block_hash,
+           e.event_index, e.event_time
+      from ledger.normalized_events e
+      left join catalog.assets a on e.qty_delta is not null and a.id = e.asset_id
+     where e.network_id = $1 and e.block_number > $2 and e.block_number <= $3
+       and e.finality_status <> 'finalized' and not e.is_reverted
      order by e.block_number, e.event_index, e.sub_index::bigint, e.id";
 
-/// The movements of events, in the chain's order.
-pub async fn movements(
+/// What becomes final when the line moves.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Canonical {
+    /// All events.
+    pub events: Vec<EventId>,
+    /// Those among them that move something, in the chain's order.
+    pub movements: Vec<MovementRow>,
+}
+
+/// The canonical events in `above..=through`, which become final when the line moves there.
+pub async fn canonical_between(
     tx: &Tx<'_>,
     network: NetworkId,
-    events: &[EventId],
-) -> Result<Vec<MovementRow>, StoreError> {
-    if events.is_empty() {
-        return Ok(Vec::new());
-    }
-    let rows = tx.query("read movements", MOVEMENTS, &[&network.0, &uuids(events)]).await?;
-    rows.iter()
-        .map(|row| {
-            Ok(MovementRow {
-                event: EventId(row.get(0)),
-                source_event_id: SourceEventId::from_stored(row.get(1)),
-                kind: parsed(row, 2)?,
-                delta: DeltaRow {
-                    asset: AssetId(row.get(3)),
-                    from: row.get::<_, Option<Uuid>>(4).map(AccountId),
-                    to: row.get::<_, Option<Uuid>>(5).map(AccountId),
-                    qty: quantity(row, 6)?,
-                },
-                collection: CollectionId(row.get(7)),
-                standard: parsed(row, 8)?,
-                block: BlockRef { height: Height::from_i64(row.get(9)), hash: hash(row, 10)? },
-                event_index: row.get(11),
-                event_time: row.get(12),
-            })
-        })
-        .collect()
+    above: i64,
+    through: i64,
+) -> Result<Canonical, StoreError> {
+    let rows =
+        tx.query("read what becomes final", CANONICAL_BETWEEN, &[&network.0, &above, &through]).await?;
+    let moving = rows.iter().filter(|row| row.get::<_, Option<Uuid>>(3).is_some());
+    Ok(Canonical {
+        events: rows.iter().map(|row| EventId(row.get(0))).collect(),
+        movements: moving.map(movement).collect::<Result<_, _>>()?,
+    })
+}
+
+fn movement(row: &Row) -> Result<MovementRow, StoreError> {
+    Ok(MovementRow {
+        event: EventId(row.get(0)),
+        source_event_id: SourceEventId::from_stored(row.get(1)),
+        kind: parsed(row, 2)?,
+        delta: DeltaRow {
+            asset: AssetId(row.get(3)),
+            from: row.get::<_, Option<Uuid>>(4).map(AccountId),
+            to: row.get::<_, Option<Uuid>>(5).map(AccountId),
+            qty: quantity(row, 6)?,
+        },
+        collection: CollectionId(row.get(7)),
+        standard: parsed(row, 8)?,
+        supply: quantity(row, 9)?,
+        block: BlockRef { height: Height::from_i64(row.get(10)), hash: hash(row, 11)? },
+        event_index: row.get(12),
+        event_time: row.get(13),
+    })
 }
 
 const READ_EVENTS: &str = concat!(

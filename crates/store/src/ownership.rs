@@ -30,20 +30,6 @@ pub async fn balances(tx: &Tx<'_>, pairs: &BTreeSet<Pair>) -> Result<BTreeMap<Pa
     rows.iter().map(|row| Ok((pair(row), quantity(row, 2)?))).collect()
 }
 
-const SUPPLIES: &str = "select id, supply::text from catalog.assets where id = any($1)";
-
-/// Finalized supplies of these assets.
-pub async fn supplies(
-    tx: &Tx<'_>,
-    assets: &BTreeSet<AssetId>,
-) -> Result<BTreeMap<AssetId, U256>, StoreError> {
-    if assets.is_empty() {
-        return Ok(BTreeMap::new());
-    }
-    let rows = tx.query("read supplies", SUPPLIES, &[&asset_uuids(assets)]).await?;
-    rows.iter().map(|row| Ok((AssetId(row.get(0)), quantity(row, 1)?))).collect()
-}
-
 /// A finalized balance that changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Balance {

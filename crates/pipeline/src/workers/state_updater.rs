@@ -12,7 +12,7 @@ use tidemark_model::finality::FinalityStatus;
 use tidemark_model::ids::{AssetId, BlockHash, CollectionId, EventId, Height, NetworkId};
 use tidemark_model::quantity::SignedQty;
 use tidemark_store::ledger::{
-    self, MovementRow, NormalizedRow, OpeningRow, OpeningState, Pair, Progress, QuarantineRow,
+    self, Canonical, MovementRow, NormalizedRow, OpeningRow, OpeningState, Pair, Progress, QuarantineRow,
 };
 use tidemark_store::ownership::{self, HistoryLeg};
 use tidemark_store::together::both;
@@ -67,11 +67,12 @@ pub async fn advance_finality(
         ledger::set_progress(tx, network.id, &progress).await?;
         return Ok(Finalized { height: progress.finalized, ..Finalized::default() });
     }
-    let events = ledger::canonical_between(tx, network.id, progress.finalized, target).await?;
-    let claimed: Vec<EventId> = applied::claim(tx, CONSUMER, &events).await?.into_iter().collect();
-    let movements = ledger::movements(tx, network.id, &claimed).await?;
+    let Canonical { events, mut movements } =
+        ledger::canonical_between(tx, network.id, progress.finalized, target).await?;
+    let (claimed, _) =
+        both(applied::claim(tx, CONSUMER, &events), ledger::close_legs(tx, &movements)).await?;
+    movements.retain(|row| claimed.contains(&row.event));
     let outcome = apply(tx, network, movements, target).await?;
-    ledger::drop_open_legs(tx, &events).await?;
 
     progress.finalized = target;
     progress.confirmed = progress.confirmed.max(target);
@@ -128,8 +129,8 @@ pub(crate) async fn apply(
 ) -> Result<Outcome, WorkError> {
     let touched: BTreeSet<AssetId> = movements.iter().map(|row| row.delta.asset).collect();
     let pairs: BTreeSet<Pair> = movements.iter().flat_map(pairs_of).collect();
-    let (balances, supplies) =
-        both(ownership::balances(tx, &pairs), ownership::supplies(tx, &touched)).await?;
+    let supplies = movements.iter().map(|row| (row.delta.asset, row.supply)).collect();
+    let balances = ownership::balances(tx, &pairs).await?;
     let starts_in_the_middle = openings::may_be_needed(network);
     let mut openings =
         if starts_in_the_middle { ledger::read_openings(tx, &pairs).await? } else { BTreeMap::new() };

@@ -406,14 +406,23 @@ pub async fn put_positions(
     .await
 }
 
+// What just became final lies together in the log, block by block, and is read once (a hashed set, as long as the planner thinks
+// that it is small: hence the limit). Only of other events, older ones, each is looked up.
 const FORGET_POSITIONS: &str = concat!(
     "
     delete from projection.transfer_positions p
      where p.network_id = $1 and p.height <= least($2, ",
     final_line!("$1"),
     ")
-       and (select not e.is_reverted and e.block_number = p.height
-              from ledger.normalized_events e where e.id = p.event_id)"
+       and ((p.event_id, p.height) in (
+                select e.id, e.block_number from ledger.normalized_events e
+                 where e.network_id = $1 and e.block_number <= $2 and e.finality_status <> 'finalized'
+                   and e.block_number > coalesce((select l.height from projection.finality_lines l
+                                                   where l.network_id = $1), -1)
+                   and not e.is_reverted
+                 limit 50000)
+            or (select not e.is_reverted and e.block_number = p.height
+                  from ledger.normalized_events e where e.id = p.event_id))"
 );
 
 /// Forgets the positions of events that cannot move any more.
@@ -475,19 +484,20 @@ struct HoldingChange {
 
 // One set with what is and what must be side by side: plans that look up by key cannot join two sets of their own.
 // Rows that stay as they are are not touched; those that do not are found by their place, which nobody else can
-// change: the network's projections are locked.
+// change: the network's projections are locked. Rows of nothing that become final as they stand (`empty_at`) go without a look
+// at the ledger, unless something else names them too.
 const REBUILD_OWNERSHIP: &str = concat!(
     "with keys as materialized (
-        select distinct on (i.asset_id, i.account_id) i.asset_id, i.account_id, i.collection_id
-          from (select asset_id, account_id, collection_id
+        select distinct on (i.asset_id, i.account_id) i.asset_id, i.account_id, i.collection_id, i.empty_at
+          from (select asset_id, account_id, collection_id, null::tid as empty_at
                   from unnest($2::uuid[], $3::uuid[], $8::uuid[]) as p(asset_id, account_id, collection_id)
                 union all
-                select e.asset_id, s.account_id, null
+                select e.asset_id, s.account_id, null, null
                   from ledger.normalized_events e
                  cross join lateral (values (e.from_account_id), (e.to_account_id)) s(account_id)
                  where e.id = any($1::uuid[]) and e.qty_delta is not null and s.account_id is not null
                 union all
-                select p.asset_id, s.account_id, null
+                select p.asset_id, s.account_id, null, null
                   from projection.transfer_positions p
                  cross join lateral (values (p.from_account), (p.to_account)) s(account_id)
                  where cardinality($4::uuid[]) > 0 and p.network_id = $6 and s.account_id is not null
@@ -495,9 +505,12 @@ const REBUILD_OWNERSHIP: &str = concat!(
                    and p.height > coalesce((select l.height from projection.finality_lines l
                                              where l.network_id = $6), -1)
                 union all
-                select asset_id, account_id, null from ledger.unfinalized_deltas where asset_id = any($4)
+                select asset_id, account_id, null, null from ledger.unfinalized_deltas where asset_id = any($4)
                 union all
-                select p.asset_id, s.account_id, v.collection_id
+                select p.asset_id, s.account_id, v.collection_id,
+                       case when v.open_height <= least($7, ",
+    final_line!("$6"),
+    ") then v.ctid end
                   from projection.transfer_positions p
                  cross join lateral (values (p.from_account), (p.to_account)) s(account_id)
                   left join projection.ownership_view v
@@ -507,12 +520,12 @@ const REBUILD_OWNERSHIP: &str = concat!(
                                              where l.network_id = $6), -1)
                    and (v.asset_id is null or v.open_height > $7 or v.qty = 0)
                 union all
-                select asset_id, account_id, null from projection.ownership_view where asset_id = any($5::uuid[])
+                select asset_id, account_id, null, null from projection.ownership_view where asset_id = any($5::uuid[])
                 union all
-                select asset_id, account_id, null from ledger.ownership_current where asset_id = any($5)
+                select asset_id, account_id, null, null from ledger.ownership_current where asset_id = any($5)
                 union all
-                select asset_id, account_id, null from ledger.unfinalized_deltas where asset_id = any($5)) i
-         order by i.asset_id, i.account_id, i.collection_id),
+                select asset_id, account_id, null, null from ledger.unfinalized_deltas where asset_id = any($5)) i
+         order by i.asset_id, i.account_id, i.empty_at nulls first, i.collection_id),
      compared as materialized (
         select k.asset_id, k.account_id, t.network_id, t.collection_id, t.qty, t.qty_finalized, t.finality_status,
                t.open_height, v.ctid as at, v.collection_id as old_collection_id, v.qty as old_qty,
@@ -528,7 +541,9 @@ const REBUILD_OWNERSHIP: &str = concat!(
         ""
     ),
     ") t on true
-          left join projection.ownership_view v on v.asset_id = k.asset_id and v.account_id = k.account_id),
+          left join projection.ownership_view v on v.asset_id = k.asset_id and v.account_id = k.account_id
+         where k.empty_at is null),
+     emptied as (delete from projection.ownership_view v using keys k where v.ctid = k.empty_at returning 1),
      gone as (
         delete from projection.ownership_view v using compared c
          where c.at is not null and c.qty is null and v.ctid = c.at
@@ -557,7 +572,8 @@ const REBUILD_OWNERSHIP: &str = concat!(
                 select old_collection_id, account_id, -1, -old_qty from compared where old_qty > 0) s
          group by collection_id, account_id)
      select null::uuid, null::uuid,
-            (select count(*) from gone) + (select count(*) from moved) + (select count(*) from made), null::text
+            (select count(*) from emptied) + (select count(*) from gone) + (select count(*) from moved)
+            + (select count(*) from made), null::text
      union all
      select collection_id, account_id, assets, qty::text from change where assets <> 0 or qty <> 0"
 );
@@ -844,41 +860,51 @@ macro_rules! move_stats {
     ($newest:expr) => {
         concat!(
             "
-    insert into projection.collection_stats as s
-           (collection_id, network_id, address, standard, slug, name, verified, is_stub, reliability,
-            unreliable_reason, owners_count, asset_count, total_supply, stub_count, transfer_count, last_height,
-            updated_at)
-    select c.id, c.network_id, t.address_normalized, t.standard_id, c.slug, c.name, c.verified, c.is_stub,
-           t.reliability, t.unreliable_reason,
-           coalesce(o.owners_count, 0) + d.owners, coalesce(o.asset_count, 0) + d.assets,
-           coalesce(o.total_supply, 0) + d.supply::numeric, coalesce(o.stub_count, 0) + d.stubs,
-           coalesce(o.transfer_count, 0) + d.transfers,
-           case when d.lowered
-                then ",
+    with new as materialized (
+        select n.*, o.ctid as at,
+               (o.address, o.standard, o.slug, o.name, o.verified, o.is_stub, o.reliability, o.unreliable_reason,
+                o.owners_count, o.asset_count, o.total_supply, o.stub_count, o.transfer_count, o.last_height)
+               is distinct from
+               (n.address, n.standard, n.slug, n.name, n.verified, n.is_stub, n.reliability, n.unreliable_reason,
+                n.owners_count, n.asset_count, n.total_supply, n.stub_count, n.transfer_count, n.last_height) as differs
+          from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[],
+                      $8::boolean[]) as d(collection_id, owners, assets, supply, stubs, transfers, height, lowered)
+          left join projection.collection_stats o on o.collection_id = d.collection_id
+         cross join lateral (
+            select c.id as collection_id, c.network_id, t.address_normalized as address, t.standard_id as standard,
+                   c.slug, c.name, c.verified, c.is_stub, t.reliability, t.unreliable_reason,
+                   coalesce(o.owners_count, 0) + d.owners as owners_count,
+                   coalesce(o.asset_count, 0) + d.assets as asset_count,
+                   coalesce(o.total_supply, 0) + d.supply::numeric as total_supply,
+                   coalesce(o.stub_count, 0) + d.stubs as stub_count,
+                   coalesce(o.transfer_count, 0) + d.transfers as transfer_count,
+                   case when d.lowered
+                        then ",
             $newest,
             "
-                else greatest(o.last_height, d.height) end,
-           now()
-      from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[],
-                  $8::boolean[]) as d(collection_id, owners, assets, supply, stubs, transfers, height, lowered)
-      join catalog.collections c on c.id = d.collection_id
-      join catalog.contracts t on t.id = c.contract_id
-      left join projection.collection_stats o on o.collection_id = d.collection_id
-     order by c.id
-    on conflict (collection_id) do update
-       set address = excluded.address, standard = excluded.standard, slug = excluded.slug, name = excluded.name,
-           verified = excluded.verified, is_stub = excluded.is_stub, reliability = excluded.reliability,
-           unreliable_reason = excluded.unreliable_reason, owners_count = excluded.owners_count,
-           asset_count = excluded.asset_count, total_supply = excluded.total_supply,
-           stub_count = excluded.stub_count, transfer_count = excluded.transfer_count,
-           last_height = excluded.last_height, updated_at = excluded.updated_at
-     where (s.address, s.standard, s.slug, s.name, s.verified, s.is_stub, s.reliability, s.unreliable_reason,
-            s.owners_count, s.asset_count, s.total_supply, s.stub_count, s.transfer_count, s.last_height)
-           is distinct from
-           (excluded.address, excluded.standard, excluded.slug, excluded.name, excluded.verified,
-            excluded.is_stub, excluded.reliability, excluded.unreliable_reason, excluded.owners_count,
-            excluded.asset_count, excluded.total_supply, excluded.stub_count, excluded.transfer_count,
-            excluded.last_height)"
+                        else greatest(o.last_height, d.height) end as last_height
+              from catalog.collections c join catalog.contracts t on t.id = c.contract_id
+             where c.id = d.collection_id) n),
+     moved as (
+        update projection.collection_stats s
+           set address = n.address, standard = n.standard, slug = n.slug, name = n.name, verified = n.verified,
+               is_stub = n.is_stub, reliability = n.reliability, unreliable_reason = n.unreliable_reason,
+               owners_count = n.owners_count, asset_count = n.asset_count, total_supply = n.total_supply,
+               stub_count = n.stub_count, transfer_count = n.transfer_count, last_height = n.last_height,
+               updated_at = now()
+          from new n where s.ctid = n.at and n.differs
+        returning 1),
+     made as (
+        insert into projection.collection_stats
+               (collection_id, network_id, address, standard, slug, name, verified, is_stub, reliability,
+                unreliable_reason, owners_count, asset_count, total_supply, stub_count, transfer_count, last_height,
+                updated_at)
+        select collection_id, network_id, address, standard, slug, name, verified, is_stub, reliability,
+               unreliable_reason, owners_count, asset_count, total_supply, stub_count, transfer_count, last_height,
+               now()
+          from new where at is null order by collection_id
+        returning 1)
+     select (select count(*) from moved) + (select count(*) from made)"
         )
     };
 }
@@ -910,12 +936,13 @@ pub async fn move_stats(tx: &Tx<'_>, network: NetworkId, changes: &[StatsChange]
         &network.0,
     ];
     if !lowered.contains(&true) {
-        return tx.execute("move collection stats", MOVE_STATS, &params[..8]).await;
+        let row = tx.query_one("move collection stats", MOVE_STATS, &params[..8]).await?;
+        return Ok(count(row.get(0)));
     }
     tx.plan_for_each_call().await?;
-    let moved = tx.execute("move collection stats exactly", MOVE_STATS_EXACTLY, &params).await?;
+    let row = tx.query_one("move collection stats exactly", MOVE_STATS_EXACTLY, &params).await?;
     tx.plan_once().await?;
-    Ok(moved)
+    Ok(count(row.get(0)))
 }
 
 /// How the summary of an account moves.
@@ -933,15 +960,17 @@ pub struct AccountChange {
     pub exact: bool,
 }
 
+// Address and first sight of an account never change: they are read for new rows alone.
 macro_rules! move_accounts {
     ($newest:expr) => {
         concat!(
             "
     with new as materialized (
-        select a.id as account_id, a.network_id, a.address_normalized, a.first_seen_at, s.ctid as at,
+        select d.account_id, a.network_id, a.address_normalized, coalesce(s.first_seen_at, a.first_seen_at)
+                    as first_seen_at, s.ctid as at,
                coalesce(s.asset_count, 0) + d.assets as asset_count,
                coalesce(s.transfer_count, 0) + d.transfers as transfer_count,
-               greatest(a.first_seen_at,
+               greatest(s.first_seen_at, a.first_seen_at,
                         case when d.exact
                              then ",
             $newest,
@@ -949,28 +978,28 @@ macro_rules! move_accounts {
                              else greatest(s.last_seen_at, d.seen_at) end) as last_seen_at
           from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::timestamptz[], $5::boolean[])
                as d(account_id, assets, transfers, seen_at, exact)
-          join ledger.accounts a on a.id = d.account_id
-          left join projection.account_summaries s on s.account_id = d.account_id),
+          left join projection.account_summaries s on s.account_id = d.account_id
+          left join lateral (select x.network_id, x.address_normalized, x.first_seen_at from ledger.accounts x
+                              where x.id = d.account_id and s.account_id is null offset 0) a on true),
      gone as (
         delete from projection.account_summaries s using new n
          where n.asset_count = 0 and n.transfer_count = 0 and s.ctid = n.at
         returning 1),
      moved as (
         update projection.account_summaries s
-           set address = n.address_normalized, asset_count = n.asset_count, transfer_count = n.transfer_count,
-               first_seen_at = n.first_seen_at, last_seen_at = n.last_seen_at, updated_at = now()
+           set asset_count = n.asset_count, transfer_count = n.transfer_count, last_seen_at = n.last_seen_at,
+               updated_at = now()
           from new n
          where (n.asset_count <> 0 or n.transfer_count <> 0) and s.ctid = n.at
-           and (s.address, s.asset_count, s.transfer_count, s.first_seen_at, s.last_seen_at)
-               is distinct from (n.address_normalized, n.asset_count, n.transfer_count, n.first_seen_at,
-                                 n.last_seen_at)
+           and (s.asset_count, s.transfer_count, s.last_seen_at)
+               is distinct from (n.asset_count, n.transfer_count, n.last_seen_at)
         returning 1),
      made as (
         insert into projection.account_summaries
                (account_id, network_id, address, asset_count, transfer_count, first_seen_at, last_seen_at, updated_at)
         select account_id, network_id, address_normalized, asset_count, transfer_count, first_seen_at, last_seen_at,
                now()
-          from new where at is null and (asset_count <> 0 or transfer_count <> 0)
+          from new where at is null and network_id is not null and (asset_count <> 0 or transfer_count <> 0)
          order by account_id
         returning 1)
      select (select count(*) from gone) + (select count(*) from moved) + (select count(*) from made)"
@@ -981,10 +1010,10 @@ const MOVE_ACCOUNTS: &str = move_accounts!("null::timestamptz");
 // `any(array[…])`: see last_height_truth.
 const MOVE_ACCOUNTS_EXACTLY: &str = move_accounts!(
     "greatest((select f.event_time from projection.transfers f
-                where f.network_id = any(array[$6::int]) and f.from_account = a.id and not f.is_reverted
+                where f.network_id = any(array[$6::int]) and f.from_account = d.account_id and not f.is_reverted
                 order by f.height desc limit 1),
               (select t.event_time from projection.transfers t
-                where t.network_id = any(array[$6::int]) and t.to_account = a.id and not t.is_reverted
+                where t.network_id = any(array[$6::int]) and t.to_account = d.account_id and not t.is_reverted
                 order by t.height desc limit 1))"
 );
 

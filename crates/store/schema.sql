@@ -659,7 +659,7 @@ CREATE TABLE projection.asset_cards (
     updated_at timestamp with time zone NOT NULL,
     open_height bigint
 )
-WITH (fillfactor='90');
+WITH (fillfactor='80');
 
 COMMENT ON COLUMN projection.asset_cards.finality_status IS 'as it was when the row was written: cards_now says what it is now';
 
@@ -1423,19 +1423,19 @@ ALTER TABLE ONLY ledger.unfinalized_deltas
     ADD CONSTRAINT unfinalized_deltas_pkey PRIMARY KEY (asset_id, account_id, normalized_event_id, leg);
 
 ALTER TABLE ONLY projection.account_summaries
-    ADD CONSTRAINT account_summaries_pkey PRIMARY KEY (account_id);
+    ADD CONSTRAINT account_summaries_pkey PRIMARY KEY (account_id) WITH (fillfactor='75');
 
 ALTER TABLE ONLY projection.accounts_to_come
     ADD CONSTRAINT accounts_to_come_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY projection.asset_cards
-    ADD CONSTRAINT asset_cards_pkey PRIMARY KEY (asset_id);
+    ADD CONSTRAINT asset_cards_pkey PRIMARY KEY (asset_id) WITH (fillfactor='75');
 
 ALTER TABLE ONLY projection.block_cards
     ADD CONSTRAINT block_cards_pkey PRIMARY KEY (network_id, height);
 
 ALTER TABLE ONLY projection.collection_holders
-    ADD CONSTRAINT collection_holders_pkey PRIMARY KEY (collection_id, account_id);
+    ADD CONSTRAINT collection_holders_pkey PRIMARY KEY (collection_id, account_id) WITH (fillfactor='75');
 
 ALTER TABLE ONLY projection.collection_stats
     ADD CONSTRAINT collection_stats_pkey PRIMARY KEY (collection_id);
@@ -1453,7 +1453,7 @@ ALTER TABLE ONLY projection.owners_ahead
     ADD CONSTRAINT owners_ahead_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY projection.ownership_view
-    ADD CONSTRAINT ownership_view_pkey PRIMARY KEY (asset_id, account_id);
+    ADD CONSTRAINT ownership_view_pkey PRIMARY KEY (asset_id, account_id) WITH (fillfactor='75');
 
 ALTER TABLE ONLY projection.stats_to_come
     ADD CONSTRAINT stats_to_come_pkey PRIMARY KEY (id);
@@ -1581,11 +1581,11 @@ CREATE UNIQUE INDEX collections_by_slug ON catalog.collections USING btree (lowe
 
 CREATE INDEX contracts_by_address ON catalog.contracts USING btree (network_id, address_normalized);
 
-CREATE INDEX accounts_by_address ON ledger.accounts USING btree (network_id, address_normalized);
+CREATE INDEX accounts_by_address ON ledger.accounts USING btree (network_id, address_normalized) WITH (fillfactor='75');
 
 CREATE INDEX applied_events_by_age ON ledger.applied_events USING brin (applied_at);
 
-CREATE INDEX normalized_events_by_asset ON ledger.normalized_events USING btree (asset_id) WHERE (qty_delta IS NOT NULL);
+CREATE INDEX normalized_events_by_asset ON ledger.normalized_events USING btree (asset_id) WITH (fillfactor='75') WHERE (qty_delta IS NOT NULL);
 
 CREATE INDEX normalized_events_by_time ON ledger.normalized_events USING btree (network_id, event_time DESC);
 
@@ -1593,7 +1593,7 @@ CREATE INDEX normalized_events_open ON ledger.normalized_events USING btree (net
 
 CREATE INDEX normalized_events_reverted ON ledger.normalized_events USING btree (network_id, block_number) WHERE is_reverted;
 
-CREATE INDEX ownership_current_by_account ON ledger.ownership_current USING btree (account_id, finality_status);
+CREATE INDEX ownership_current_by_account ON ledger.ownership_current USING btree (account_id, finality_status) WITH (fillfactor='75');
 
 CREATE INDEX ownership_history_0000_account_id_block_number_idx ON ledger.ownership_history_0000 USING btree (account_id, block_number);
 
@@ -1603,19 +1603,19 @@ CREATE INDEX quarantine_open ON ledger.quarantine USING btree (quarantined_at DE
 
 CREATE INDEX recent_blocks_by_height ON ledger.recent_blocks USING btree (network_id, block_number);
 
-CREATE INDEX account_summaries_by_address ON projection.account_summaries USING btree (address text_pattern_ops, network_id);
+CREATE INDEX account_summaries_by_address ON projection.account_summaries USING btree (address text_pattern_ops, network_id) WITH (fillfactor='75');
 
 CREATE INDEX asset_cards_by_name ON projection.asset_cards USING btree (lower(name) text_pattern_ops) WHERE (name IS NOT NULL);
 
-CREATE INDEX asset_cards_by_token ON projection.asset_cards USING btree (collection_id, length(token_id), token_id COLLATE "C", asset_id);
+CREATE INDEX asset_cards_by_token ON projection.asset_cards USING btree (collection_id, length(token_id), token_id COLLATE "C", asset_id) WITH (fillfactor='75');
 
 CREATE INDEX asset_cards_by_token_named ON projection.asset_cards USING btree (collection_id, length(token_id), token_id COLLATE "C", asset_id) WHERE (NOT is_stub);
 
 CREATE INDEX block_cards_by_hash ON projection.block_cards USING btree (hash);
 
-CREATE INDEX collection_holders_by_account ON projection.collection_holders USING btree (account_id, collection_id);
+CREATE INDEX collection_holders_by_account ON projection.collection_holders USING btree (account_id, collection_id) WITH (fillfactor='75');
 
-CREATE INDEX collection_holders_rank ON projection.collection_holders USING btree (collection_id, asset_count DESC, account_id);
+CREATE INDEX collection_holders_rank ON projection.collection_holders USING btree (collection_id, asset_count DESC, account_id) WITH (fillfactor='75');
 
 CREATE INDEX collection_stats_by_address ON projection.collection_stats USING btree (address text_pattern_ops);
 
@@ -1627,7 +1627,7 @@ CREATE INDEX collection_stats_rank ON projection.collection_stats USING btree (n
 
 CREATE INDEX collection_stats_rank_all ON projection.collection_stats USING btree (transfer_count DESC, collection_id);
 
-CREATE INDEX ownership_view_by_account ON projection.ownership_view USING btree (account_id, finality_status, asset_id);
+CREATE INDEX ownership_view_by_account ON projection.ownership_view USING btree (account_id, finality_status, asset_id) WITH (fillfactor='75');
 
 CREATE INDEX transfer_positions_by_height ON projection.transfer_positions USING btree (network_id, height);
 

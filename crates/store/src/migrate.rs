@@ -55,6 +55,7 @@ migrations!(
     "0028_one_row_per_event",
     "0029_caught_up_by_halves",
     "0030_owners_ahead",
+    "0031_room_in_indexes",
 );
 
 /// What [`run`] did.

@@ -73,7 +73,11 @@ impl Table {
             Self::Blocks => &[],
             Self::Transactions => &[("by_position", "(block_height, tx_index)")],
             Self::Events => &[("by_tx", "(block_height, tx_id)")],
-            Self::TxLookup => &[("by_id", "(id)"), ("by_evm_hash", "(evm_hash) where evm_hash is not null")],
+            // Hashes: with room for what comes next (ADR 0030).
+            Self::TxLookup => &[
+                ("by_id", "(id) with (fillfactor = 75)"),
+                ("by_evm_hash", "(evm_hash) where evm_hash is not null"),
+            ],
             Self::BlockLookup => &[("by_id", "(id)")],
             Self::Transfers => &[
                 ("by_asset", "(asset_id, height desc, event_index desc, sub_index desc)"),

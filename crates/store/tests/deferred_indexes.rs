@@ -98,3 +98,28 @@ async fn a_shell_without_partitions_is_found_and_built() {
     assert_eq!(bulk::restore_indexes(&mut conn).await.expect("builds"), 1);
     assert_eq!(indexes(&conn).await, before);
 }
+
+/// Migration 0031 gives indexes room, and those that are away just then come back with it.
+#[tokio::test]
+async fn indexes_that_are_away_get_their_room_too() {
+    const THE_ONE: &str = "0031_room_in_indexes";
+    let (_with, all) = database().await;
+    let wanted = indexes(&all.conn().await.expect("connects")).await;
+
+    let test = TestDb::empty().await.expect("a database");
+    let db = Db::open(&RedactedUrl::parse(&test.url).expect("a URL"), &DbOptions::default()).expect("a pool");
+    let mut conn = db.conn().await.expect("connects");
+    let (before, rest): (Vec<_>, Vec<_>) =
+        migrate::MIGRATIONS.iter().partition(|migration| migration.name < THE_ONE);
+    for migration in before {
+        conn.batch("migrate", migration.sql).await.expect("migrates");
+    }
+    assert_ne!(indexes(&conn).await, wanted);
+    let put_off = bulk::defer_indexes(&mut conn).await.expect("puts off");
+    for migration in rest {
+        conn.batch("migrate", migration.sql).await.expect("migrates");
+    }
+    assert_eq!(bulk::restore_indexes(&mut conn).await.expect("builds"), put_off);
+    assert_eq!(indexes(&conn).await, wanted);
+    assert_eq!(wanted.iter().filter(|index| index.contains("fillfactor='75'")).count(), 12);
+}

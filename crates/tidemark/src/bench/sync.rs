@@ -25,8 +25,9 @@ pub struct SyncArgs {
     /// Leave the minimal program and the bare COPY out: to compare sizes
     #[arg(long)]
     pub alone: bool,
-    /// Logs stored before those that are measured. The same number of logs is also read into an empty database, before
-    /// and after, in the same run; and the minimal program does all of it, too, unless it is left out
+    /// Logs stored before those that are measured. The same logs are also read into an empty database and on top of a
+    /// hundredth of what is stored, before and after, in the same run; and the minimal program does all of it, too,
+    /// unless it is left out
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub stored: u64,
     /// Folder for the database of what is stored: made there once, and copied for every run after that, which measures
@@ -38,10 +39,15 @@ pub struct SyncArgs {
 impl SyncArgs {
     /// Blocks of what is stored before, as full as those that are measured.
     fn stored_blocks(&self) -> u64 {
-        self.stored.div_ceil(self.logs.div_ceil(self.blocks))
+        self.blocks_of(self.stored)
+    }
+    fn blocks_of(&self, logs: u64) -> u64 {
+        logs.div_ceil(self.logs.div_ceil(self.blocks))
     }
 }
 
+/// What much is held against: this part of it.
+const STORED_LITTLE: u64 = 100;
 /// Stages worth a line in the table; the JSON has all.
 const STAGES_SHOWN: usize = 20;
 
@@ -80,8 +86,9 @@ pub async fn run(args: &SyncArgs, out: &Path) -> anyhow::Result<()> {
     write(out, "sync", &result?)
 }
 
-/// The same logs as a first history, and as what comes after a long one, when everything is in place. The first history
-/// is measured before and after: in the half hour between them the machine may have become another.
+/// The same logs as a first history, and as what comes after a long one and after one of a hundredth of it, when everything is
+/// in place. All but the long one is measured before and after: in the half hour between them the machine may have
+/// become another.
 async fn measure_on_top(size: &SyncArgs) -> anyhow::Result<serde_json::Value> {
     let stored_blocks = size.stored_blocks();
     let all = (size.stored + size.logs, stored_blocks + size.blocks);
@@ -89,16 +96,27 @@ async fn measure_on_top(size: &SyncArgs) -> anyhow::Result<serde_json::Value> {
         eprintln!("{} logs into an empty database …", size.logs);
         on_its_own(&[(size.logs, size.blocks)]).await?.pop().context("one chain was read")
     };
-    let before = empty().await?;
+    // A block less would not be a history.
+    let little = (size.stored / STORED_LITTLE).max(10);
+    let little_blocks = size.blocks_of(little).max(10);
+    let on_little = async || {
+        eprintln!("{little} logs to store, then {} on top of them …", size.logs);
+        let chains = [(little, little_blocks), (little + size.logs, little_blocks + size.blocks)];
+        on_its_own(&chains).await?.pop().context("two chains were read")
+    };
+    let (before, little_before) = (empty().await?, on_little().await?);
     eprintln!("{} logs to store, then {} on top of them …", size.stored, size.logs);
     let both = on_its_own(&[(size.stored, stored_blocks), all]).await?;
     let (stored, on_top) = (&both[0], &both[1]);
-    let after = empty().await?;
+    let (little_after, after) = (on_little().await?, empty().await?);
     let minimal = match size.alone {
         true => None,
         false => Some(MinimalGrowth::measure(size).await?),
     };
-    let empty_rate = float(before.events + after.events) / (before.seconds + after.seconds);
+    let rate_of =
+        |one: &Synced, other: &Synced| float(one.events + other.events) / (one.seconds + other.seconds);
+    let empty_rate = rate_of(&before, &after);
+    let little_rate = rate_of(&little_before, &little_after);
     let rate =
         |synced: &Synced| format!("{:.0} events/s ({:.1} s)", synced.events_per_second, synced.seconds);
     let memory = |synced: &Synced| format!("{} MiB", synced.peak_rss_bytes / (1024 * 1024));
@@ -108,8 +126,14 @@ async fn measure_on_top(size: &SyncArgs) -> anyhow::Result<serde_json::Value> {
         ("the whole of what is stored", rate(stored)),
         ("on top of it", rate(on_top)),
         ("into an empty database, after", rate(&after)),
+        ("on top of a hundredth of it, before", rate(&little_before)),
+        ("on top of a hundredth of it, after", rate(&little_after)),
         ("ratio of the whole to the empty database", format!("{:.2}", ratio(stored))),
-        ("ratio of on top to the empty database", format!("{:.2}", ratio(on_top))),
+        (
+            "ratio of on top of it to on top of a hundredth",
+            format!("{:.2}", on_top.events_per_second / little_rate),
+        ),
+        ("ratio of on top of it to the empty database", format!("{:.2}", ratio(on_top))),
         ("peak memory: empty", memory(&before)),
         ("peak memory: whole", memory(stored)),
         ("peak memory: on top", memory(on_top)),
@@ -122,7 +146,10 @@ async fn measure_on_top(size: &SyncArgs) -> anyhow::Result<serde_json::Value> {
         "logs": size.logs, "blocks": size.blocks, "stored_logs": size.stored, "minimal": minimal,
         "empty_before": before, "empty_after": after, "empty_events_per_second": empty_rate,
         "stored": stored, "on_top": on_top,
+        "on_top_of_little_before": little_before, "on_top_of_little_after": little_after,
+        "on_top_of_little_events_per_second": little_rate,
         "ratio_stored": ratio(stored), "ratio_on_top": ratio(on_top),
+        "ratio_on_top_to_on_top_of_little": on_top.events_per_second / little_rate,
     }))
 }
 

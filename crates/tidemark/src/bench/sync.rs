@@ -42,7 +42,10 @@ impl SyncArgs {
         self.blocks_of(self.stored)
     }
     fn blocks_of(&self, logs: u64) -> u64 {
-        logs.div_ceil(self.logs.div_ceil(self.blocks))
+        logs.div_ceil(self.logs_per_block())
+    }
+    fn logs_per_block(&self) -> u64 {
+        self.logs.div_ceil(self.blocks)
     }
 }
 
@@ -96,9 +99,9 @@ async fn measure_on_top(size: &SyncArgs) -> anyhow::Result<serde_json::Value> {
         eprintln!("{} logs into an empty database …", size.logs);
         on_its_own(&[(size.logs, size.blocks)]).await?.pop().context("one chain was read")
     };
-    // A block less would not be a history.
-    let little = (size.stored / STORED_LITTLE).max(10);
-    let little_blocks = size.blocks_of(little).max(10);
+    // Blocks as full as the others, or what comes on top of them would be another chain.
+    let little_blocks = size.blocks_of(size.stored / STORED_LITTLE).max(10);
+    let little = little_blocks * size.logs_per_block();
     let on_little = async || {
         eprintln!("{little} logs to store, then {} on top of them …", size.logs);
         let chains = [(little, little_blocks), (little + size.logs, little_blocks + size.blocks)];

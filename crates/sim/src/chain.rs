@@ -124,6 +124,18 @@ impl Sim {
         &self.inner.config
     }
 
+    /// Nothing happens any more: forgets who owns what, which is a good part of the memory of a long chain. Blocks that are
+    /// mined all the same are empty, and none may be taken back.
+    pub fn rest(&self) {
+        let nobody = SimConfig {
+            collections_721: 0,
+            collections_1155: 0,
+            contracts_20: 0,
+            ..self.inner.config.clone()
+        };
+        self.write().economy = Economy::new(&nobody, Arc::clone(&self.inner.book));
+    }
+
     /// Appends `blocks` blocks of usual business.
     pub fn mine(&self, blocks: u64) {
         for _ in 0..blocks {

@@ -6,6 +6,7 @@
 use tidemark_model::digest::{BUCKETS, Digest};
 use tidemark_model::ids::{AccountId, AssetId, Height, NetworkId};
 use tidemark_model::{OffsetDateTime, U256};
+use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use crate::copy::CopyBuffer;
@@ -198,14 +199,19 @@ pub struct BelowZero {
 /// Pairs looked at in one try; more are found in the next.
 const BELOW_ZERO_MAX: i64 = 20_000;
 
-/// Loads the merge tables and looks for balances that would go below zero. If there are any, the caller
-/// rolls back, learns more about them and builds the segment again.
-pub async fn stage(tx: &Tx<'_>, merge: Merge) -> Result<Vec<BelowZero>, StoreError> {
+/// Loads the merge tables.
+pub async fn stage(tx: &Tx<'_>, merge: Merge) -> Result<(), StoreError> {
     create_merge_tables(tx).await?;
     tx.copy_in("stage balances", COPY_BALANCES, merge.balances).await?;
     tx.copy_in("stage assets", COPY_ASSETS, merge.assets).await?;
     tx.copy_in("stage accounts", COPY_ACCOUNTS, merge.accounts).await?;
     tx.copy_in("stage collections", COPY_COLLECTIONS, merge.collections).await?;
+    Ok(())
+}
+
+/// Looks for balances that would go below zero. If there are any, the caller rolls back, learns more about them and
+/// builds the segment again.
+pub async fn join_balances(tx: &Tx<'_>) -> Result<Vec<BelowZero>, StoreError> {
     tx.look_up_one_by_one().await?;
     tx.execute("join balances", JOIN_BALANCES, &[]).await?;
     tx.look_up_as_usual().await?;
@@ -319,7 +325,7 @@ const INSERT_VIEW: &str = "
        set qty = excluded.qty, qty_finalized = excluded.qty_finalized, finality_status = 'finalized',
            open_height = null, updated_at = excluded.updated_at";
 
-/// Merges the staged balances into ledger.ownership_current.
+/// Merges the staged balances into ledger.ownership_current. Call after [`join_balances`].
 pub async fn merge_balances(tx: &Tx<'_>, network: NetworkId, now: OffsetDateTime) -> Result<(), StoreError> {
     // By their addresses one by one: up to some size of the table the planner would rather read all of it.
     tx.look_up_one_by_one().await?;
@@ -391,11 +397,9 @@ const INSERT_ACCOUNTS: &str = "
 /// than there can be, with their supply before: then the caller rolls back, and builds the segment again
 /// knowing that.
 pub async fn merge_catalog(tx: &Tx<'_>, network: NetworkId) -> Result<Vec<(AssetId, U256)>, StoreError> {
-    tx.execute("insert contracts", INSERT_CONTRACTS, &[&network.0]).await?;
-    tx.execute("insert collections", INSERT_COLLECTIONS, &[&network.0]).await?;
+    merge_contracts(tx, network).await?;
     tx.look_up_one_by_one().await?;
     tx.execute("join assets", JOIN_ASSETS, &[]).await?;
-    tx.execute("join accounts", JOIN_ACCOUNTS, &[]).await?;
     let overfull = tx.query("look for impossible supplies", OVERFULL, &[]).await?;
     if !overfull.is_empty() {
         return Ok(overfull.iter().map(|row| (AssetId(row.get(0)), row.get(1))).collect());
@@ -403,8 +407,74 @@ pub async fn merge_catalog(tx: &Tx<'_>, network: NetworkId) -> Result<Vec<(Asset
     tx.execute("update supplies", UPDATE_ASSETS, &[]).await?;
     tx.look_up_as_usual().await?;
     tx.execute("insert assets", INSERT_ASSETS, &[&network.0]).await?;
-    tx.execute("insert accounts", INSERT_ACCOUNTS, &[&network.0]).await?;
+    merge_accounts(tx, network).await?;
     Ok(Vec::new())
+}
+
+async fn merge_contracts(tx: &Tx<'_>, network: NetworkId) -> Result<(), StoreError> {
+    tx.execute("insert contracts", INSERT_CONTRACTS, &[&network.0]).await?;
+    tx.execute("insert collections", INSERT_COLLECTIONS, &[&network.0]).await?;
+    Ok(())
+}
+
+async fn merge_accounts(tx: &Tx<'_>, network: NetworkId) -> Result<(), StoreError> {
+    tx.look_up_one_by_one().await?;
+    tx.execute("join accounts", JOIN_ACCOUNTS, &[]).await?;
+    tx.look_up_as_usual().await?;
+    tx.execute("insert accounts", INSERT_ACCOUNTS, &[&network.0]).await?;
+    Ok(())
+}
+
+// Each row is found and changed at once, while its pages are in the processor's cache; apart, a large ledger has pushed
+// them out in between. What cannot be divides by zero, which ends the statement: nothing else here divides.
+const MERGE_BALANCES: &str = "
+    merge into ledger.ownership_current c
+    using seg_balances s on c.asset_id = s.asset_id and c.account_id = s.account_id
+     when matched and s.low < 0 and c.qty + s.low < 0 then update set qty = c.qty / 0
+     when matched and c.qty + s.net = 0 then delete
+     when matched and s.net <> 0 then update set qty = c.qty + s.net, updated_at = $2
+     when not matched and s.low < 0 then
+          insert (asset_id, account_id, network_id, qty, updated_at)
+          values (s.asset_id, s.account_id, $1, s.net / 0, $2)
+     when not matched and s.net <> 0 then
+          insert (asset_id, account_id, network_id, qty, finality_status, updated_at)
+          values (s.asset_id, s.account_id, $1, s.net, 'finalized', $2)";
+const MERGE_ASSETS: &str = "
+    merge into catalog.assets a
+    using (select s.*, r.is_fungible_class from seg_assets s join ref.standards r on r.id = s.standard) s
+       on a.id = s.asset_id
+     when matched and a.supply > 0 and s.high > 0 and a.supply + s.high > case when s.is_fungible_class
+              then 115792089237316195423570985008687907853269984665640564039457584007913129639935 else 1 end
+          then update set supply = a.supply / 0
+     when matched and (s.supply <> 0
+              or a.is_burned <> (a.supply + s.supply = 0 and (s.burnt or a.is_burned)))
+          then update set supply = a.supply + s.supply,
+                          is_burned = a.supply + s.supply = 0 and (s.burnt or a.is_burned)
+     when not matched then
+          insert (id, network_id, collection_id, token_id_raw, token_id_num, standard_id, is_fungible_class, is_burned,
+                  supply, history, is_stub, first_seen_block, created_at)
+          values (s.asset_id, $1, s.collection_id, s.token_id,
+                  case when length(s.token_id) between 1 and 78 and ltrim(s.token_id, '0123456789') = ''
+                       then s.token_id::numeric end, s.standard, s.is_fungible_class, s.supply = 0 and s.burnt,
+                  s.supply, case when s.partial then 'partial' else 'complete' end, true, s.first_height, s.first_seen)";
+
+/// What [`join_balances`], [`merge_balances`] and [`merge_catalog`] do, in one go and without knowing what was there
+/// before: for segments whose read models come later. `false`: a balance would go below zero, or more would be made of an
+/// asset than there can be. Then the caller rolls back, and goes the way that tells where.
+pub async fn merge_at_once(tx: &Tx<'_>, network: NetworkId, now: OffsetDateTime) -> Result<bool, StoreError> {
+    tx.look_up_one_by_one().await?;
+    let merged = async {
+        tx.execute("merge balances", MERGE_BALANCES, &[&network.0, &now]).await?;
+        tx.execute("merge assets", MERGE_ASSETS, &[&network.0]).await
+    };
+    match merged.await {
+        Err(error) if error.code() == Some(&SqlState::DIVISION_BY_ZERO) => return Ok(false),
+        merged => merged?,
+    };
+    tx.look_up_as_usual().await?;
+    merge_contracts(tx, network).await?;
+    merge_accounts(tx, network).await?;
+    Ok(true)
 }
 
 const MARK_PARTIAL: &str = "

@@ -19,11 +19,14 @@ const LOOKAHEAD: u64 = 2;
 
 /// Rows of a partition from which on what comes next gets one of its own: the indexes of a few million rows stay in
 /// memory, and what is added touches those alone.
-pub const FULL_BYTES: i64 = 512 << 20;
-/// Or this part of all the network has, so that a read of all of them looks into a few dozen at most.
+const FULL_BYTES: i64 = 512 << 20;
+/// Or this part of all there is, so that a read of all of them looks into a few dozen at most.
 const FULL_PART: i64 = 8;
-/// A partition of at most so many bytes of rows has its indexes back within a second: a long backlog takes them away.
+/// A partition of at most so many bytes of rows has its indexes back within a second: a long backlog takes them away. It
+/// gets a partition of its own otherwise: in between it would keep the indexes of both.
 const SMALL_BYTES: i64 = 64 << 20;
+/// Or this part of all there is: backlogs are rare.
+const SMALL_PART: i64 = 64;
 
 /// A height-partitioned table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -153,6 +156,23 @@ pub enum Next {
     Backlog,
 }
 
+impl Next {
+    /// Bytes of rows from which on it does not go into the newest partition.
+    pub fn full_bytes(self) -> i64 {
+        match self {
+            Self::Live => FULL_BYTES,
+            Self::Backlog => SMALL_BYTES,
+        }
+    }
+    /// And the least part of all that is.
+    fn full_part(self) -> i64 {
+        match self {
+            Self::Live => FULL_PART,
+            Self::Backlog => SMALL_PART,
+        }
+    }
+}
+
 /// Makes partitions on demand and remembers what is there, so that the hot path asks nothing.
 #[derive(Debug, Default)]
 pub struct Partitions {
@@ -212,7 +232,10 @@ const SMALL: &str = "
     select p.parent, p.name, p.from_height, p.to_height
       from raw.partitions p
      where p.parent = $1 and p.network_id = $2 and p.indexed_at is not null
-       and p.from_height <= $3 and p.to_height > $3 and pg_relation_size(p.name::regclass) <= $4";
+       and p.from_height <= $3 and p.to_height > $3
+       and pg_relation_size(p.name::regclass) <= greatest($4::bigint, (
+           select sum(pg_relation_size(o.name::regclass))::bigint from raw.partitions o
+            where o.parent = $1 and o.network_id = $2) / $5::bigint)";
 
 impl Partitions {
     /// With sizes for all networks and other sizes for some.
@@ -336,7 +359,7 @@ impl Partitions {
         next: Next,
     ) -> Result<bool, StoreError> {
         let table = Table::Transfers;
-        let full: [Param<'_>; 4] = [&table.name(), &network.0, &full_bytes, &FULL_PART];
+        let full: [Param<'_>; 4] = [&table.name(), &network.0, &full_bytes, &next.full_part()];
         if conn.query_opt("look for a full partition", FULL, &full).await?.is_none() {
             return Ok(false);
         }
@@ -394,7 +417,7 @@ impl Partitions {
         next: Height,
     ) -> Result<bool, StoreError> {
         let table = Table::Transfers;
-        let small: [Param<'_>; 4] = [&table.name(), &network.0, &next.as_i64(), &SMALL_BYTES];
+        let small: [Param<'_>; 5] = [&table.name(), &network.0, &next.as_i64(), &SMALL_BYTES, &SMALL_PART];
         if conn.query_opt("look for a small partition", SMALL, &small).await?.is_none() {
             return Ok(false);
         }
@@ -598,12 +621,9 @@ const NEWEST_HISTORY: &str = "
 
 /// Ends the newest partition of ledger.ownership_history, if it holds `full_bytes` or more, right after its newest row.
 /// All who write it wait while it is read through. Says whether it did.
-pub async fn begin_history_anew(conn: &mut Conn, full_bytes: i64) -> Result<bool, StoreError> {
-    if conn
-        .query_opt("look for a full partition", NEWEST_HISTORY, &[&full_bytes, &FULL_PART])
-        .await?
-        .is_none()
-    {
+pub async fn begin_history_anew(conn: &mut Conn, full_bytes: i64, next: Next) -> Result<bool, StoreError> {
+    let full: [Param<'_>; 2] = [&full_bytes, &next.full_part()];
+    if conn.query_opt("look for a full partition", NEWEST_HISTORY, &full).await?.is_none() {
         return Ok(false);
     }
     let tx = conn.tx().await?;
@@ -611,7 +631,7 @@ pub async fn begin_history_anew(conn: &mut Conn, full_bytes: i64) -> Result<bool
     tx.query_one("lock the partitions", LOCK, &[&LOCK_KEY]).await?;
     tx.batch("lock the history of balances", "lock table ledger.ownership_history in access exclusive mode")
         .await?;
-    let row = tx.query_opt("look for a full partition", NEWEST_HISTORY, &[&full_bytes, &FULL_PART]).await?;
+    let row = tx.query_opt("look for a full partition", NEWEST_HISTORY, &full).await?;
     let Some(row) = row else { return Ok(false) }; // Somebody was faster.
     let (name, from, number): (&str, &str, i64) = (row.get(0), row.get(1), row.get(2));
     let newest = format!("select quote_literal(max(event_time) + interval '1 microsecond') from {name}");
@@ -643,14 +663,17 @@ const SMALL_HISTORY: &str = "
       join pg_class i on i.oid = x.indexrelid
       join pg_namespace n on n.oid = i.relnamespace
      where h.inhparent = 'ledger.ownership_history'::regclass
-       and pg_get_expr(t.relpartbound, t.oid) like '% TO (MAXVALUE)' and pg_relation_size(t.oid) <= $1
+       and pg_get_expr(t.relpartbound, t.oid) like '% TO (MAXVALUE)'
+       and pg_relation_size(t.oid) <= greatest($1::bigint, (
+           select sum(pg_relation_size(o.inhrelid))::bigint from pg_inherits o
+            where o.inhparent = 'ledger.ownership_history'::regclass) / $3::bigint)
        and not exists (select from ledger.network_progress p where p.network_id <> $2 and not p.read_models_due)
      order by 1";
 
 /// The same for the newest partition of ledger.ownership_history, unless another network is live. What it does without
 /// is written down for [`bulk::restore_indexes`].
 pub async fn history_without_indexes(conn: &mut Conn, network: NetworkId) -> Result<bool, StoreError> {
-    let small: [Param<'_>; 2] = [&SMALL_BYTES, &network.0];
+    let small: [Param<'_>; 3] = [&SMALL_BYTES, &network.0, &SMALL_PART];
     let tx = conn.tx().await?;
     tx.batch("prepare to drop indexes", PREPARE_TO_END).await?;
     tx.query_one("lock the partitions", LOCK, &[&LOCK_KEY]).await?;

@@ -96,6 +96,41 @@ async fn a_full_partition_of_transfers_ends_above_its_newest_row() {
     assert_eq!(there(&conn).await.iter().map(|one| one.3).sum::<i64>(), 320);
 }
 
+/// What is neither small nor full would be written to with its indexes, at a sixth of the speed: five million transfers, the
+/// last 160 MB of them in a partition of their own, were like that.
+#[tokio::test]
+async fn a_backlog_gets_a_partition_without_indexes_whatever_the_size_of_the_newest() {
+    let (_test, db) = database().await;
+    let mut conn = db.conn().await.expect("connects");
+    let ours = partitions();
+    ours.ensure_transfers(&mut conn, NETWORK, heights(0, 100)).await.expect("makes");
+    ours.ensure_indexed(&mut conn, &[Table::Transfers], NETWORK, Height(0)).await.expect("indexes");
+    // Some 100 MB: rows as wide as a hash may be.
+    let wide = "
+        insert into projection.transfers (network_id, height, event_index, sub_index, event_id, kind, asset_id,
+            collection_id, to_account, qty, tx_hash, block_hash, event_time, is_reverted)
+        select 11, h, 0, 0, gen_random_uuid(), 'mint', gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), 1,
+               decode(repeat(md5(h::text), 110), 'hex'), '\\x02', now(), false
+          from generate_series(0::bigint, 999) h, generate_series(1, 60)";
+    conn.batch(
+        "keep it in the row",
+        "alter table projection.transfers_11_0000000000 alter tx_hash set storage plain",
+    )
+    .await
+    .expect("alters");
+    conn.execute("add wide transfers", wide, &[]).await.expect("the partition takes them");
+    conn.batch("room above", "delete from projection.transfers where height > 500").await.expect("deletes");
+    let bytes = "select pg_relation_size('projection.transfers_11_0000000000')";
+    let bytes: i64 = conn.query_one("measure", bytes, &[]).await.expect("measures").get(0);
+    assert!(Next::Backlog.full_bytes() < bytes && bytes < Next::Live.full_bytes(), "{bytes} bytes");
+    for next in [Next::Live, Next::Backlog] {
+        let is_begun = ours.begin_anew(&mut conn, NETWORK, next.full_bytes(), next).await.expect("looks");
+        assert_eq!(is_begun, next == Next::Backlog);
+    }
+    let heights: Vec<_> = there(&conn).await.iter().map(|one| (one.0, one.1, one.4)).collect();
+    assert_eq!(heights, [(0, 501, 5), (501, 1_000, 1)]);
+}
+
 /// A long backlog takes the indexes of a small partition away, and they are back when it is done.
 #[tokio::test]
 async fn a_small_partition_does_without_indexes_for_a_backlog() {
@@ -125,7 +160,7 @@ async fn the_newest_history_does_without_indexes_unless_another_network_is_live(
     let (_test, db) = database().await;
     let mut conn = db.conn().await.expect("connects");
     add_history(&conn, 0, 100).await;
-    assert!(begin_history_anew(&mut conn, FULL).await.expect("begins"));
+    assert!(begin_history_anew(&mut conn, FULL, Next::Live).await.expect("begins"));
     bulk::ensure_progress(&conn, NETWORK, Height(0)).await.expect("registers");
     bulk::ensure_progress(&conn, NetworkId(12), Height(0)).await.expect("registers");
     assert!(!history_without_indexes(&mut conn, NETWORK).await.expect("looks"), "another is live");
@@ -146,7 +181,7 @@ async fn indexes_of_the_whole_history_become_those_of_its_partitions() {
     let (_test, db) = database().await;
     let mut conn = db.conn().await.expect("connects");
     add_history(&conn, 0, 100).await;
-    assert!(begin_history_anew(&mut conn, FULL).await.expect("begins"));
+    assert!(begin_history_anew(&mut conn, FULL, Next::Live).await.expect("begins"));
     add_history(&conn, 100, 120).await;
     let before = "
         drop table projection.stats_to_come;
@@ -198,7 +233,7 @@ async fn two_at_once_begin_one() {
     let begin = async || {
         let mut conn = db.conn().await.expect("connects");
         let transfers = partitions().begin_anew(&mut conn, NETWORK, FULL, Next::Live).await.expect("looks");
-        let history = begin_history_anew(&mut conn, FULL).await.expect("looks");
+        let history = begin_history_anew(&mut conn, FULL, Next::Live).await.expect("looks");
         (transfers, history)
     };
     let (one, other) = tokio::join!(begin(), begin());
@@ -239,16 +274,16 @@ async fn pieces(conn: &Conn) -> Vec<(i64, i64)> {
 async fn a_full_partition_of_the_history_ends_after_its_newest_row() {
     let (_test, db) = database().await;
     let mut conn = db.conn().await.expect("connects");
-    assert!(!begin_history_anew(&mut conn, FULL).await.expect("looks"), "nothing is there");
+    assert!(!begin_history_anew(&mut conn, FULL, Next::Live).await.expect("looks"), "nothing is there");
     add_history(&conn, 0, 100).await;
-    assert!(!begin_history_anew(&mut conn, 1 << 30).await.expect("looks"), "it is not full");
-    assert!(begin_history_anew(&mut conn, FULL).await.expect("begins"));
+    assert!(!begin_history_anew(&mut conn, 1 << 30, Next::Live).await.expect("looks"), "it is not full");
+    assert!(begin_history_anew(&mut conn, FULL, Next::Live).await.expect("begins"));
     assert_eq!(pieces(&conn).await, [(100, 2), (0, 2)]);
-    assert!(!begin_history_anew(&mut conn, FULL).await.expect("looks"), "the newest is empty");
+    assert!(!begin_history_anew(&mut conn, FULL, Next::Live).await.expect("looks"), "the newest is empty");
     // What another network says of an earlier time goes to where its time is.
     add_history(&conn, 90, 110).await;
     assert_eq!(pieces(&conn).await, [(110, 2), (10, 2)]);
-    assert!(begin_history_anew(&mut conn, FULL).await.expect("begins"));
+    assert!(begin_history_anew(&mut conn, FULL, Next::Live).await.expect("begins"));
     add_history(&conn, 110, 130).await;
     assert_eq!(pieces(&conn).await, [(110, 2), (10, 2), (20, 2)]);
     let owners = owners_at(&conn, ASSET, AsOf::Height(Height(125))).await.expect("reads");

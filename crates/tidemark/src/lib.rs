@@ -10,6 +10,7 @@ pub mod dev_chain;
 pub mod embedded_pg;
 pub mod exit;
 pub mod host;
+pub mod parent;
 pub mod parts;
 pub mod replays;
 pub mod roles;

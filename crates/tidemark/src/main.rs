@@ -3,12 +3,13 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use tidemark::{cli, commands, exit, telemetry};
+use tidemark::{cli, commands, exit, parent, telemetry};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    parent::obey();
     let cli = cli::Cli::parse();
     // One provider for every TLS connection of the process; an error means that it is there already.
     let _ = rustls::crypto::ring::default_provider().install_default();

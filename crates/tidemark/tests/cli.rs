@@ -167,3 +167,35 @@ fn missing_server_binaries_name_the_next_step() {
     assert!(text(&output.stderr).contains("make setup"), "{}", text(&output.stderr));
     std::fs::remove_dir_all(dir).expect("removes");
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_a_benchmark_starts_ends_with_it_also_when_it_is_killed() {
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+
+    // A shell in the place of the benchmark: it says who its child is, and waits.
+    let script = "TIDEMARK_END_WITH_PARENT=$$ \"$0\" sim --listen 127.0.0.1:0 & echo pid $!; wait";
+    let mut parent = Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_tidemark")])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let lines: Vec<String> =
+        BufReader::new(parent.stdout.take().unwrap()).lines().take(2).map(Result::unwrap).collect();
+    let pid = lines.iter().find_map(|line| line.strip_prefix("pid ")).unwrap();
+    assert!(lines.iter().any(|line| line.starts_with("http://")), "the node serves: {lines:?}");
+    let stat = format!("/proc/{pid}/stat");
+    assert!(std::fs::exists(&stat).unwrap());
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    // Gone, or waiting for somebody to take note of it.
+    let has_ended = || std::fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "));
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !has_ended() {
+        assert!(Instant::now() < deadline, "the node lives on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

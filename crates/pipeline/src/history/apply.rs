@@ -96,7 +96,27 @@ pub async fn apply_blocks(
     blocks: &[(RawBlock, ParsedBlock)],
 ) -> Result<u64, HistoryError> {
     let built = Built::knowing(adapter.network(), range, blocks, Before::default());
-    apply_built(writers, adapter, built, &Source::Held(blocks)).await
+    apply_built(writers, adapter, built, &Source::Held(blocks), &mut Caution::default()).await
+}
+
+/// Segments whose read models come later are merged at once, without a look at what is there ([`bulk::merge_at_once`]).
+/// One with a balance that cannot be has to be looked at, which costs it twice; so are those that follow, because where one
+/// contract breaks its standard, or a history begins in the middle, the next segment has such balances, too.
+#[derive(Debug, Default)]
+pub(super) struct Caution {
+    /// Segments that are still looked at.
+    segments: u32,
+}
+
+impl Caution {
+    const SEGMENTS: u32 = 20;
+
+    fn raise(&mut self) {
+        self.segments = Self::SEGMENTS;
+    }
+    fn segment_done(&mut self) {
+        self.segments = self.segments.saturating_sub(1);
+    }
 }
 
 /// The same for a segment that is built. Its blocks are needed only if it has to be built again.
@@ -105,6 +125,7 @@ pub(super) async fn apply_built(
     adapter: &dyn ChainAdapter,
     mut built: Built,
     source: &Source<'_>,
+    caution: &mut Caution,
 ) -> Result<u64, HistoryError> {
     let network = adapter.network();
     let range = built.segment.range;
@@ -118,8 +139,11 @@ pub(super) async fn apply_built(
     }
     for _ in 0..TRIES_MAX {
         let events = built.segment.events;
-        match apply(writers, network, built, &answers).await? {
-            Applied::Done => return Ok(events),
+        match apply(writers, network, built, &answers, caution.segments > 0).await? {
+            Applied::Done => {
+                caution.segment_done();
+                return Ok(events);
+            }
             Applied::Settled(same) => {
                 built = *same;
                 continue;
@@ -128,6 +152,7 @@ pub(super) async fn apply_built(
                 learn(network, &refused, pairs, &answers.known, &mut before);
             }
             Applied::Overfull(supplies) => before.supplies.extend(supplies),
+            Applied::Impossible => caution.raise(),
         }
         built = Built::knowing(network, range, &source.blocks(adapter, range).await?, before.clone());
     }
@@ -215,6 +240,18 @@ enum Applied {
     BelowZero(Box<Segment>, Vec<BelowZero>),
     /// Rolled back: more was made of these than there can be. Their supplies before the segment.
     Overfull(Vec<(AssetId, U256)>),
+    /// Rolled back: one or the other, and nobody looked where.
+    Impossible,
+}
+
+/// How the state of a segment was merged.
+enum Merged {
+    /// All of it.
+    Whole,
+    /// Not at all: see [`Applied::Overfull`].
+    Overfull(Vec<(AssetId, U256)>),
+    /// Not at all: see [`Applied::Impossible`].
+    Impossible,
 }
 
 async fn apply(
@@ -222,6 +259,7 @@ async fn apply(
     network: &Network,
     Built { mut segment, merge }: Built,
     answers: &Answers,
+    is_careful: bool,
 ) -> Result<Applied, HistoryError> {
     let height = segment.range.last().as_i64();
     let tx = state.tx().await?;
@@ -250,10 +288,15 @@ async fn apply(
         }
     };
     projection::lock_network(&tx, network.id).await?;
-    let below_zero = bulk::stage(&tx, merge).await?;
-    if !below_zero.is_empty() {
-        tx.rollback().await?;
-        return Ok(Applied::BelowZero(Box::new(segment), below_zero));
+    bulk::stage(&tx, merge).await?;
+    // Read models that are kept as history goes need to know what was there before.
+    let is_careful = is_careful || !progress.read_models_due;
+    if is_careful {
+        let below_zero = bulk::join_balances(&tx).await?;
+        if !below_zero.is_empty() {
+            tx.rollback().await?;
+            return Ok(Applied::BelowZero(Box::new(segment), below_zero));
+        }
     }
     let log = Log {
         ids: segment.event_ids.take(),
@@ -266,17 +309,22 @@ async fn apply(
     let (appended, merged) = match &log_tx {
         Some(log_tx) => tokio::join!(
             bulk::append(log_tx, network.id, log),
-            merge_state(&tx, network, &segment, answers, &progress)
+            merge_state(&tx, network, &segment, answers, &progress, is_careful)
         ),
         None => (
             bulk::append(&tx, network.id, log).await,
-            merge_state(&tx, network, &segment, answers, &progress).await,
+            merge_state(&tx, network, &segment, answers, &progress, is_careful).await,
         ),
     };
     appended?;
-    if let Some(overfull) = merged? {
+    let refused = match merged? {
+        Merged::Whole => None,
+        Merged::Overfull(overfull) => Some(Applied::Overfull(overfull)),
+        Merged::Impossible => Some(Applied::Impossible),
+    };
+    if let Some(refused) = refused {
         tx.rollback().await?;
-        return Ok(Applied::Overfull(overfull));
+        return Ok(refused);
     }
     // The log first: rows of it that are ahead of the ledger's head can be told, and are nobody's.
     if let Some(log_tx) = log_tx {
@@ -286,20 +334,24 @@ async fn apply(
     Ok(Applied::Done)
 }
 
-/// Everything of a segment that is not its log, up to the checkpoint. Gives assets of which more was made than
-/// there can be.
+/// Everything of a segment that is not its log, up to the checkpoint.
 async fn merge_state(
     tx: &Tx<'_>,
     network: &Network,
     segment: &Segment,
     answers: &Answers,
     progress: &Progress,
-) -> Result<Option<Vec<(AssetId, U256)>>, HistoryError> {
+    is_careful: bool,
+) -> Result<Merged, HistoryError> {
     let now = segment.last_time;
-    bulk::merge_balances(tx, network.id, now).await?;
-    let overfull = bulk::merge_catalog(tx, network.id).await?;
-    if !overfull.is_empty() {
-        return Ok(Some(overfull));
+    if is_careful {
+        bulk::merge_balances(tx, network.id, now).await?;
+        let overfull = bulk::merge_catalog(tx, network.id).await?;
+        if !overfull.is_empty() {
+            return Ok(Merged::Overfull(overfull));
+        }
+    } else if !bulk::merge_at_once(tx, network.id, now).await? {
+        return Ok(Merged::Impossible);
     }
     let height = segment.range.last().as_i64();
     let mut workers = vec!["normalizer", "state-updater"];
@@ -318,7 +370,7 @@ async fn merge_state(
         SetAside { range: segment.range, quarantined: &segment.quarantined, refused: &segment.refused };
     quarantine(tx, network, &set_aside).await?;
     bulk::finish(tx, network.id, progress.head, height, &workers).await?;
-    Ok(None)
+    Ok(Merged::Whole)
 }
 
 /// What is known of openings after this segment: the chain's answers, and what was spent without one.

@@ -10,7 +10,7 @@ use tidemark_model::ids::{Height, HeightRange, NetworkId};
 use tidemark_store::bulk::Progress;
 use tidemark_store::outbox::Emitter;
 use tidemark_store::partitions::{
-    FULL_BYTES, Next, Partitions, Table, begin_history_anew, history_without_indexes, index_partition,
+    Next, Partitions, Table, begin_history_anew, history_without_indexes, index_partition,
 };
 use tidemark_store::projection::built_last;
 use tidemark_store::raw::{self, RawChunks, RawReader};
@@ -19,7 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::apply::{Built, Source, Writers, apply_built};
+use super::apply::{Built, Caution, Source, Writers, apply_built};
 use super::segment::{Before, Builder};
 use super::{HistoryError, build, parse, show};
 use crate::stage_time;
@@ -434,6 +434,7 @@ impl HistoryWorker {
             }
             Ok::<_, HistoryError>(())
         });
+        let mut caution = Caution::default();
         while let Some((room, (covered, built, blocks))) = receiver.recv().await {
             // Taken anew for each: who holds a connection and waits for room keeps those from going on who have room.
             let mut writers = Writers { state: self.app.conn().await?, log: self.app.spare_conn().await };
@@ -442,7 +443,7 @@ impl HistoryWorker {
                 Some(blocks) => Source::Held(blocks),
                 None => Source::Raw(&self.reader, &self.raw),
             };
-            let events = apply_built(&mut writers, &*self.adapter, built, &source).await?;
+            let events = apply_built(&mut writers, &*self.adapter, built, &source, &mut caution).await?;
             drop((room, blocks));
             metrics::counter!("worker_events_processed_total", "worker" => "history",
                 "network_id" => self.adapter.network().id.to_string(), "event_kind" => "all")
@@ -472,10 +473,21 @@ impl HistoryWorker {
         }
         let every = if is_due { Duration::ZERO } else { PARTITIONS_EVERY };
         self.begin_partitions(pace, every, Next::Live, progress.head).await?;
-        // Before anything is shown: readers would go through whole tables, and live wait for each index.
-        self.restore_indexes(progress.head).await?;
+        // Before anything is shown: readers would go through whole tables, and live wait for each index. What is to be warm
+        // are indexes first of all: after a first history those that are built now, on top of one those that are there.
+        let warm = async {
+            if is_due {
+                self.options.warmth.keep(&self.app, WARM_BEFORE).await;
+            }
+        };
+        if progress.read_models_height.is_some() {
+            let (restored, ()) = tokio::join!(self.restore_indexes(progress.head), warm);
+            restored?;
+        } else {
+            self.restore_indexes(progress.head).await?;
+            warm.await;
+        }
         if is_due {
-            self.options.warmth.keep(&self.app, WARM_BEFORE).await;
             show(&mut self.app.conn().await?, self.app.spare_conn().await, network).await?;
         }
         Ok(())
@@ -498,8 +510,8 @@ impl HistoryWorker {
         let (network, above) = (self.adapter.network().id, Height::from_i64(head + 1));
         let mut conn = self.app.conn().await?;
         let begun = async {
-            let transfers = self.partitions.begin_anew(&mut conn, network, FULL_BYTES, next).await?;
-            let history = begin_history_anew(&mut conn, FULL_BYTES).await?;
+            let transfers = self.partitions.begin_anew(&mut conn, network, next.full_bytes(), next).await?;
+            let history = begin_history_anew(&mut conn, next.full_bytes(), next).await?;
             if let Next::Backlog = next {
                 self.partitions.do_without_indexes(&mut conn, network, above).await?;
                 history_without_indexes(&mut conn, network).await?;

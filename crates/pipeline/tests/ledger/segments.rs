@@ -86,6 +86,21 @@ impl World {
         let mut writers = Writers { state: conn, log: self.db.spare_conn().await };
         apply_blocks(&mut writers, &Silent(self.network.clone()), range, &blocks).await
     }
+
+    /// Its read models come when its history is done: segments are merged at once, without a look at what is there.
+    async fn put_off(&self) {
+        let before_start = self.network.start_block.as_i64() - 1;
+        let mut conn = self.db.conn().await.expect("connects");
+        bulk::ensure_progress(&conn, NETWORK, self.network.start_block).await.expect("progress");
+        let is_put_off = built_last::put_off(&mut conn, NETWORK, before_start, before_start).await;
+        assert!(is_put_off.expect("puts off"));
+    }
+
+    /// And now it is done.
+    async fn show(&self) {
+        let mut conn = self.db.conn().await.expect("connects");
+        assert!(show(&mut conn, None, NETWORK).await.expect("shows"));
+    }
 }
 
 fn fenced(outcome: Result<u64, HistoryError>) -> bool {
@@ -187,17 +202,12 @@ async fn what_stands_above_the_head_makes_way_for_history() {
 async fn live_waits_while_a_first_history_is_not_shown() {
     let world = World::new().await;
     let mint = single(1, 5, None, Some("a"));
-    let mut conn = world.db.conn().await.expect("connects");
-    bulk::ensure_progress(&conn, NETWORK, Height(0)).await.expect("progress");
-    assert!(built_last::put_off(&mut conn, NETWORK, -1, -1).await.expect("puts off"));
-    drop(conn);
+    world.put_off().await;
     world.segment(0, 3, &[mint.at(block(2, 0))]).await.expect("applies");
     let moved = single(2, 5, Some("a"), Some("b"));
     let outcome = world.block(block(4, 0), &[&moved]).await;
     assert!(matches!(outcome, BlockOutcome::Gap { head: 3 }), "{outcome:?}");
-    let mut conn = world.db.conn().await.expect("connects");
-    assert!(show(&mut conn, None, NETWORK).await.expect("shows"));
-    drop(conn);
+    world.show().await;
     world.done(block(4, 0), &[&moved]).await;
     assert_eq!(world.latest(mint.asset()).await, owners(&[("b", 1)]));
     world.holds().await;
@@ -205,12 +215,24 @@ async fn live_waits_while_a_first_history_is_not_shown() {
 
 #[tokio::test]
 async fn openings_and_refusals_are_the_same_in_bulk() {
+    for is_put_off in [false, true] {
+        openings_and_refusals(is_put_off).await;
+    }
+}
+
+async fn openings_and_refusals(is_put_off: bool) {
     let world = World::starting_at(100).await;
+    if is_put_off {
+        world.put_off().await;
+    }
     let moved = single(1, 5, Some("a"), Some("b"));
     let spent = class(2, 7, Some("x"), Some("y"), 4).index(1);
     let thief = single(3, 5, Some("z"), Some("y")).index(2);
     let events = [moved.at(block(110, 0)), spent.at(block(110, 0)), thief.at(block(120, 0))];
     world.segment(100, 150, &events).await.expect("applies");
+    if is_put_off {
+        world.show().await;
+    }
     let quarantined = "select count(*) from ledger.quarantine where resolved_at is null";
     assert_eq!(world.count(quarantined).await, 1);
     assert_eq!(world.finalized(moved.asset()).await, owners(&[("b", 1)]));
@@ -225,7 +247,7 @@ const FLAGS: &str = "
 
 #[tokio::test]
 async fn bulk_and_live_agree_on_supply_burned_and_history() {
-    for start in [0, 100] {
+    for (start, is_put_off) in [(0, false), (100, false), (0, true), (100, true)] {
         let mut acts = vec![
             // Made and burned in one batch; made; made, burned and made again; made of nothing.
             single(1, 1, None, Some("a")),
@@ -256,7 +278,13 @@ async fn bulk_and_live_agree_on_supply_burned_and_history() {
         live.done(at, &acts.iter().collect::<Vec<_>>()).await;
         live.finalize(start).await;
         let events: Vec<RawEvent> = acts.iter().map(|act| act.at(at)).collect();
+        if is_put_off {
+            in_bulk.put_off().await;
+        }
         in_bulk.segment(start, start, &events).await.expect("applies");
+        if is_put_off {
+            in_bulk.show().await;
+        }
         let flags = live.text(FLAGS).await;
         assert_eq!(in_bulk.text(FLAGS).await, flags);
         assert!(flags.contains("erc721 1: supply 0, burned t, complete"), "{flags}");
@@ -321,6 +349,12 @@ async fn a_rewind_below_its_making_leaves_a_token_unmade_and_not_burned() {
 
 #[tokio::test]
 async fn what_cannot_be_is_refused_in_bulk_as_it_is_live() {
+    for is_put_off in [false, true] {
+        what_cannot_be_is_refused(is_put_off).await;
+    }
+}
+
+async fn what_cannot_be_is_refused(is_put_off: bool) {
     let most = U256::MAX;
     let acts = [
         single(1, 1, None, Some("a")),
@@ -348,8 +382,14 @@ async fn what_cannot_be_is_refused_in_bulk_as_it_is_live() {
         events.push(acts.iter().map(|act| act.at(block(height, 0))).collect());
     }
     live.finalize(2).await;
+    if is_put_off {
+        in_bulk.put_off().await;
+    }
     in_bulk.segment(0, 1, &events[..2].concat()).await.expect("applies");
     in_bulk.segment(2, 2, &events[2]).await.expect("applies");
+    if is_put_off {
+        in_bulk.show().await;
+    }
     let refused = "select string_agg(source_event_id, e'\n' order by source_event_id) from ledger.quarantine";
     assert_eq!(in_bulk.text(refused).await, live.text(refused).await);
     assert_eq!(in_bulk.count("select count(*) from ledger.quarantine").await, 9);

@@ -294,3 +294,16 @@ async fn the_clock_mines_and_reorganises_until_it_is_told_to_stop() {
     assert_eq!(hashes(&sim)[..=finalized_then], before[..=finalized_then], "finalized blocks stay");
     assert_eq!(sim.owners_at(sim.head()).balances, fold(&sim.logs(0, sim.head())));
 }
+
+#[test]
+fn a_chain_at_rest_is_the_same_chain_and_nothing_happens_on_it() {
+    let (one, two) = (Sim::new(SimConfig::small(9)), Sim::new(SimConfig::small(9)));
+    one.mine(20);
+    two.mine(20);
+    one.rest();
+    assert_eq!(hashes(&one), hashes(&two));
+    assert_eq!(one.logs(0, 20), two.logs(0, 20));
+    assert_eq!(one.state_digest(20), two.state_digest(20));
+    one.mine(2);
+    assert_eq!(one.logs(21, 22), Vec::new());
+}

@@ -379,7 +379,9 @@ async fn catch_up_holdings(
     tx.execute("update holdings", UPDATE_HOLDINGS, &[&now]).await?;
     tx.look_up_as_usual().await?;
     tx.execute("insert holdings", INSERT_HOLDINGS, &[&network.0, &now]).await?;
+    tx.look_up_one_by_one().await?;
     bulk::merge_holders(tx).await?;
+    tx.look_up_as_usual().await?;
     tx.execute("note owners to come", NOTE_HOLDERS, &[&network.0]).await?;
     tx.execute("note assets of accounts to come", NOTE_HOLDINGS, &[&network.0]).await?;
     Ok(())

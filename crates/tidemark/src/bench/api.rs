@@ -23,6 +23,7 @@ use self::data::Size;
 use self::endpoints::{Bare, Endpoint};
 use super::{Processor, STOLEN_MAX_PERCENT, WINDOWS_MAX, float, print, write};
 use crate::embedded_pg::{EmbeddedPg, Options};
+use crate::parent;
 
 /// `bench api`
 #[derive(Debug, Clone, clap::Args)]
@@ -128,7 +129,7 @@ async fn serve(dir: &Path, database: &RedactedUrl) -> anyhow::Result<(Child, Str
         data::SLUG,
     );
     std::fs::write(&config, text)?;
-    let child = Command::new(std::env::current_exe()?)
+    let child = Command::from(parent::child()?)
         .args(["run", "--roles", "api", "--config"])
         .arg(&config)
         .env("TIDEMARK__DATABASE__URL", database.expose().as_str())

@@ -22,6 +22,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use crate::embedded_pg::{EmbeddedPg, Options};
+use crate::parent;
 
 /// The file that says that a kept database is whole.
 const KEPT: &str = "kept";
@@ -93,7 +94,7 @@ impl Bench {
 
 /// Starts the simulated node as its own process, with a still history; gives it and its URL.
 pub async fn start_node(logs: u64, blocks: u64) -> anyhow::Result<(Child, String)> {
-    let mut node = Command::new(std::env::current_exe()?)
+    let mut node = Command::from(parent::child()?)
         .args(["sim", "--listen", "127.0.0.1:0"])
         .args(["--bench-logs", &logs.to_string(), "--blocks", &blocks.to_string()])
         .stdout(Stdio::piped())

@@ -9,6 +9,7 @@ use anyhow::{Context, ensure};
 use tokio::process::{Child, Command};
 
 use super::Bench;
+use crate::parent;
 
 /// What the process reads and serves.
 #[derive(Debug, Clone)]
@@ -106,7 +107,7 @@ impl Serving {
         );
         std::fs::write(&config, text)?;
         let log = bench.dir.join("serving.log");
-        let child = Command::new(std::env::current_exe()?)
+        let child = Command::from(parent::child()?)
             .args(["run", "--config"])
             .arg(&config)
             .env("TIDEMARK__DATABASE__URL", bench.server.url().expose().as_str())

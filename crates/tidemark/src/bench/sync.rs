@@ -12,6 +12,7 @@ use tokio::process::Command;
 
 use super::minimal::{self, MinimalRun};
 use super::{Bench, bare_copy, execute, float, print, start_node, wal_bytes, write};
+use crate::parent;
 
 /// `bench sync`
 #[derive(Debug, Clone, clap::Args)]
@@ -340,7 +341,7 @@ pub async fn sync(bench: &Bench, rpc: &str, last: u64, flags: &[&str]) -> anyhow
         "[[network]]\nid = 31337\nslug = \"bench\"\nfamily = \"evm\"\nrpc = [\"{rpc}\"]\nstart_block = 0\nfinality = {{ depth = 1 }}\n"
     );
     std::fs::write(&config, text)?;
-    let output = Command::new(std::env::current_exe()?)
+    let output = Command::from(parent::child()?)
         .args(["sync", "--json", "--until", &(last - 1).to_string(), "--config"])
         .arg(&config)
         .args(flags)

@@ -18,6 +18,9 @@ pub async fn run(args: SimArgs) -> anyhow::Result<u8> {
     let grown = sim.clone();
     let missing = args.blocks.saturating_sub(sim.head());
     tokio::task::spawn_blocking(move || grown.mine(missing)).await?;
+    if args.bench_logs.is_some() {
+        sim.rest(); // It shares the machine with what is measured.
+    }
     let faults = if args.chaos { FaultProfile::chaos(args.seed) } else { FaultProfile::default() };
     let server = sim.serve(args.listen, faults).await?;
     println!("{}", server.url);

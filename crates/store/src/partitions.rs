@@ -19,11 +19,11 @@ const LOOKAHEAD: u64 = 2;
 
 /// Rows of a partition from which on what comes next gets one of its own: the indexes of a few million rows stay in
 /// memory, and what is added touches those alone.
-const FULL_BYTES: i64 = 512 << 20;
+pub const FULL_BYTES: i64 = 512 << 20;
 /// Or this part of all there is, so that a read of all of them looks into a few dozen at most.
 const FULL_PART: i64 = 8;
-/// A partition of at most so many bytes of rows has its indexes back within a second: a long backlog takes them away. It
-/// gets a partition of its own otherwise: in between it would keep the indexes of both.
+/// A partition of at most so many bytes of rows has its indexes back within a second: a long backlog takes them away. Where
+/// the newest is larger, and has indexes, the backlog gets one of its own.
 const SMALL_BYTES: i64 = 64 << 20;
 /// Or this part of all there is: backlogs are rare.
 const SMALL_PART: i64 = 64;
@@ -157,18 +157,11 @@ pub enum Next {
 }
 
 impl Next {
-    /// Bytes of rows from which on it does not go into the newest partition.
-    pub fn full_bytes(self) -> i64 {
+    /// Bytes of rows from which on it does not go into a partition that has its indexes.
+    fn indexed_bytes(self) -> i64 {
         match self {
-            Self::Live => FULL_BYTES,
+            Self::Live => i64::MAX,
             Self::Backlog => SMALL_BYTES,
-        }
-    }
-    /// And the least part of all that is.
-    fn full_part(self) -> i64 {
-        match self {
-            Self::Live => FULL_PART,
-            Self::Backlog => SMALL_PART,
         }
     }
 }
@@ -211,9 +204,11 @@ const FULL: &str = "
     select p.parent, p.name, p.from_height, p.to_height
       from raw.partitions p
      where p.parent = $1 and p.network_id = $2
-       and pg_relation_size(p.name::regclass) >= greatest($3::bigint, (
-           select sum(pg_relation_size(o.name::regclass))::bigint from raw.partitions o
-            where o.parent = $1 and o.network_id = $2) / $4::bigint)
+       and (select pg_relation_size(p.name::regclass) >= greatest($3::bigint, a.bytes / $4::bigint)
+                or p.indexed_at is not null
+                   and pg_relation_size(p.name::regclass) > greatest($5::bigint, a.bytes / $6::bigint)
+              from (select sum(pg_relation_size(o.name::regclass))::bigint as bytes from raw.partitions o
+                     where o.parent = $1 and o.network_id = $2) a)
        and not exists (select from raw.partitions o
                         where o.parent = $1 and o.network_id = $2 and o.from_height > p.from_height
                           and pg_relation_size(o.name::regclass) > 0)
@@ -359,7 +354,9 @@ impl Partitions {
         next: Next,
     ) -> Result<bool, StoreError> {
         let table = Table::Transfers;
-        let full: [Param<'_>; 4] = [&table.name(), &network.0, &full_bytes, &next.full_part()];
+        let indexed_bytes = next.indexed_bytes();
+        let full: [Param<'_>; 6] =
+            [&table.name(), &network.0, &full_bytes, &FULL_PART, &indexed_bytes, &SMALL_PART];
         if conn.query_opt("look for a full partition", FULL, &full).await?.is_none() {
             return Ok(false);
         }
@@ -608,7 +605,8 @@ async fn create_leaf(
     Ok(name)
 }
 
-// The partition of ledger.ownership_history that new rows go to ends nowhere.
+// The partition of ledger.ownership_history that new rows go to ends nowhere. While a network is live it keeps its indexes
+// anyway ([`SMALL_HISTORY`]), and a new one for every backlog would only make many.
 const NEWEST_HISTORY: &str = "
     select c.oid::regclass::text, substring(pg_get_expr(c.relpartbound, c.oid) from '\\((.*)\\) TO '), n.number
       from (select count(*) as number, sum(pg_relation_size(inhrelid))::bigint as bytes
@@ -617,12 +615,16 @@ const NEWEST_HISTORY: &str = "
       join pg_class c on c.oid = i.inhrelid
      where i.inhparent = 'ledger.ownership_history'::regclass
        and pg_get_expr(c.relpartbound, c.oid) like '% TO (MAXVALUE)'
-       and pg_relation_size(c.oid) >= greatest($1::bigint, n.bytes / $2::bigint)";
+       and (pg_relation_size(c.oid) >= greatest($1::bigint, n.bytes / $2::bigint)
+            or exists (select from pg_index x where x.indrelid = c.oid)
+               and not exists (select from ledger.network_progress p where not p.read_models_due)
+               and pg_relation_size(c.oid) > greatest($3::bigint, n.bytes / $4::bigint))";
 
 /// Ends the newest partition of ledger.ownership_history, if it holds `full_bytes` or more, right after its newest row.
 /// All who write it wait while it is read through. Says whether it did.
 pub async fn begin_history_anew(conn: &mut Conn, full_bytes: i64, next: Next) -> Result<bool, StoreError> {
-    let full: [Param<'_>; 2] = [&full_bytes, &next.full_part()];
+    let indexed_bytes = next.indexed_bytes();
+    let full: [Param<'_>; 4] = [&full_bytes, &FULL_PART, &indexed_bytes, &SMALL_PART];
     if conn.query_opt("look for a full partition", NEWEST_HISTORY, &full).await?.is_none() {
         return Ok(false);
     }

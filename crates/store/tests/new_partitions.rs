@@ -6,7 +6,7 @@ use tidemark_model::ids::{AssetId, Height, HeightRange, NetworkId};
 use tidemark_model::redact::RedactedUrl;
 use tidemark_store::ownership::{AsOf, owners_at};
 use tidemark_store::partitions::{
-    Next, PartitionSizes, Partitions, Table, begin_history_anew, history_without_indexes,
+    FULL_BYTES, Next, PartitionSizes, Partitions, Table, begin_history_anew, history_without_indexes,
 };
 use tidemark_store::{Conn, Db, DbOptions, bulk, migrate};
 use tidemark_testkit::pg::TestDb;
@@ -122,13 +122,23 @@ async fn a_backlog_gets_a_partition_without_indexes_whatever_the_size_of_the_new
     conn.batch("room above", "delete from projection.transfers where height > 500").await.expect("deletes");
     let bytes = "select pg_relation_size('projection.transfers_11_0000000000')";
     let bytes: i64 = conn.query_one("measure", bytes, &[]).await.expect("measures").get(0);
-    assert!(Next::Backlog.full_bytes() < bytes && bytes < Next::Live.full_bytes(), "{bytes} bytes");
+    assert!(bytes < FULL_BYTES, "{bytes} bytes are not full");
+    assert!(
+        !ours.do_without_indexes(&mut conn, NETWORK, Height(501)).await.expect("looks"),
+        "it is not small"
+    );
     for next in [Next::Live, Next::Backlog] {
-        let is_begun = ours.begin_anew(&mut conn, NETWORK, next.full_bytes(), next).await.expect("looks");
+        let is_begun = ours.begin_anew(&mut conn, NETWORK, FULL_BYTES, next).await.expect("looks");
         assert_eq!(is_begun, next == Next::Backlog);
     }
     let heights: Vec<_> = there(&conn).await.iter().map(|one| (one.0, one.1, one.4)).collect();
     assert_eq!(heights, [(0, 501, 5), (501, 1_000, 1)]);
+    // One that has no indexes goes on as it is: the next stretch of the same backlog, or a first history.
+    ours.ensure_indexed(&mut conn, &[Table::Transfers], NETWORK, Height(510)).await.expect("indexes");
+    assert!(ours.do_without_indexes(&mut conn, NETWORK, Height(510)).await.expect("drops"));
+    add_transfers(&conn, 501, 600).await;
+    assert!(!ours.begin_anew(&mut conn, NETWORK, FULL_BYTES, Next::Backlog).await.expect("looks"));
+    assert_eq!(there(&conn).await.len(), 2);
 }
 
 /// A long backlog takes the indexes of a small partition away, and they are back when it is done.

@@ -10,7 +10,7 @@ use tidemark_model::ids::{Height, HeightRange, NetworkId};
 use tidemark_store::bulk::Progress;
 use tidemark_store::outbox::Emitter;
 use tidemark_store::partitions::{
-    Next, Partitions, Table, begin_history_anew, history_without_indexes, index_partition,
+    FULL_BYTES, Next, Partitions, Table, begin_history_anew, history_without_indexes, index_partition,
 };
 use tidemark_store::projection::built_last;
 use tidemark_store::raw::{self, RawChunks, RawReader};
@@ -510,8 +510,8 @@ impl HistoryWorker {
         let (network, above) = (self.adapter.network().id, Height::from_i64(head + 1));
         let mut conn = self.app.conn().await?;
         let begun = async {
-            let transfers = self.partitions.begin_anew(&mut conn, network, next.full_bytes(), next).await?;
-            let history = begin_history_anew(&mut conn, next.full_bytes(), next).await?;
+            let transfers = self.partitions.begin_anew(&mut conn, network, FULL_BYTES, next).await?;
+            let history = begin_history_anew(&mut conn, FULL_BYTES, next).await?;
             if let Next::Backlog = next {
                 self.partitions.do_without_indexes(&mut conn, network, above).await?;
                 history_without_indexes(&mut conn, network).await?;

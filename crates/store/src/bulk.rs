@@ -352,27 +352,43 @@ const JOIN_ASSETS: &str = "
            s.last_height, s.partial, a.supply,
            coalesce(a.supply, 0) + s.supply = 0 and (s.burnt or coalesce(a.is_burned, false)), s.high, a.ctid
       from seg_assets s left join catalog.assets a on a.id = s.asset_id";
-// 2^256 - 1, or one where a token is single.
-const OVERFULL: &str = "
-    select m.asset_id, m.old_supply
-      from seg_assets_merge m join ref.standards r on r.id = m.standard
-     where m.old_supply > 0 and m.high > 0
-       and m.old_supply + m.high > case when r.is_fungible_class
-           then 115792089237316195423570985008687907853269984665640564039457584007913129639935 else 1 end
-     order by m.asset_id";
+/// 2^256 - 1, or one where a token is single.
+macro_rules! most {
+    ($is_fungible_class:expr) => {
+        concat!(
+            "case when ",
+            $is_fungible_class,
+            " then 115792089237316195423570985008687907853269984665640564039457584007913129639935 else 1 end"
+        )
+    };
+}
+/// The token id as a number, where it is one. (A regular expression would cost as much as the rest of the row.)
+macro_rules! token_number {
+    () => {
+        "case when length(s.token_id) between 1 and 78 and ltrim(s.token_id, '0123456789') = ''
+              then s.token_id::numeric end"
+    };
+}
+const OVERFULL: &str = concat!(
+    "select m.asset_id, m.old_supply
+       from seg_assets_merge m join ref.standards r on r.id = m.standard
+      where m.old_supply > 0 and m.high > 0 and m.old_supply + m.high > ",
+    most!("r.is_fungible_class"),
+    " order by m.asset_id"
+);
 const UPDATE_ASSETS: &str = "
     update catalog.assets a set supply = a.supply + s.supply, is_burned = s.is_burned
       from seg_assets_merge s where a.ctid = s.at and (s.supply <> 0 or a.is_burned <> s.is_burned)";
-const INSERT_ASSETS: &str = "
-    insert into catalog.assets (id, network_id, collection_id, token_id_raw, token_id_num, standard_id,
-        is_fungible_class, is_burned, supply, history, is_stub, first_seen_block, created_at)
-    select s.asset_id, $1, s.collection_id, s.token_id,
-           case when length(s.token_id) between 1 and 78 and ltrim(s.token_id, '0123456789') = ''
-                then s.token_id::numeric end, s.standard, r.is_fungible_class,
-           s.is_burned, s.supply, case when s.partial then 'partial' else 'complete' end,
-           true, s.first_height, s.first_seen
-      from seg_assets_merge s join ref.standards r on r.id = s.standard
-     where s.at is null order by s.asset_id";
+const INSERT_ASSETS: &str = concat!(
+    "insert into catalog.assets (id, network_id, collection_id, token_id_raw, token_id_num, standard_id,
+         is_fungible_class, is_burned, supply, history, is_stub, first_seen_block, created_at)
+     select s.asset_id, $1, s.collection_id, s.token_id, ",
+    token_number!(),
+    ", s.standard, r.is_fungible_class, s.is_burned, s.supply,
+            case when s.partial then 'partial' else 'complete' end, true, s.first_height, s.first_seen
+       from seg_assets_merge s join ref.standards r on r.id = s.standard
+      where s.at is null order by s.asset_id"
+);
 const UPDATE_CARDS: &str = "
     update projection.asset_cards c
        set supply = c.supply + s.supply, is_burned = s.is_burned,
@@ -397,9 +413,9 @@ const INSERT_ACCOUNTS: &str = "
 /// than there can be, with their supply before: then the caller rolls back, and builds the segment again
 /// knowing that.
 pub async fn merge_catalog(tx: &Tx<'_>, network: NetworkId) -> Result<Vec<(AssetId, U256)>, StoreError> {
-    merge_contracts(tx, network).await?;
     tx.look_up_one_by_one().await?;
     tx.execute("join assets", JOIN_ASSETS, &[]).await?;
+    tx.execute("join accounts", JOIN_ACCOUNTS, &[]).await?;
     let overfull = tx.query("look for impossible supplies", OVERFULL, &[]).await?;
     if !overfull.is_empty() {
         return Ok(overfull.iter().map(|row| (AssetId(row.get(0)), row.get(1))).collect());
@@ -407,20 +423,14 @@ pub async fn merge_catalog(tx: &Tx<'_>, network: NetworkId) -> Result<Vec<(Asset
     tx.execute("update supplies", UPDATE_ASSETS, &[]).await?;
     tx.look_up_as_usual().await?;
     tx.execute("insert assets", INSERT_ASSETS, &[&network.0]).await?;
-    merge_accounts(tx, network).await?;
+    insert_stubs(tx, network).await?;
     Ok(Vec::new())
 }
 
-async fn merge_contracts(tx: &Tx<'_>, network: NetworkId) -> Result<(), StoreError> {
+/// Contracts, collections and accounts that are new. Accounts are joined by then.
+async fn insert_stubs(tx: &Tx<'_>, network: NetworkId) -> Result<(), StoreError> {
     tx.execute("insert contracts", INSERT_CONTRACTS, &[&network.0]).await?;
     tx.execute("insert collections", INSERT_COLLECTIONS, &[&network.0]).await?;
-    Ok(())
-}
-
-async fn merge_accounts(tx: &Tx<'_>, network: NetworkId) -> Result<(), StoreError> {
-    tx.look_up_one_by_one().await?;
-    tx.execute("join accounts", JOIN_ACCOUNTS, &[]).await?;
-    tx.look_up_as_usual().await?;
     tx.execute("insert accounts", INSERT_ACCOUNTS, &[&network.0]).await?;
     Ok(())
 }
@@ -439,13 +449,13 @@ const MERGE_BALANCES: &str = "
      when not matched and s.net <> 0 then
           insert (asset_id, account_id, network_id, qty, finality_status, updated_at)
           values (s.asset_id, s.account_id, $1, s.net, 'finalized', $2)";
-const MERGE_ASSETS: &str = "
-    merge into catalog.assets a
-    using (select s.*, r.is_fungible_class from seg_assets s join ref.standards r on r.id = s.standard) s
-       on a.id = s.asset_id
-     when matched and a.supply > 0 and s.high > 0 and a.supply + s.high > case when s.is_fungible_class
-              then 115792089237316195423570985008687907853269984665640564039457584007913129639935 else 1 end
-          then update set supply = a.supply / 0
+const MERGE_ASSETS: &str = concat!(
+    "merge into catalog.assets a
+     using (select s.*, r.is_fungible_class from seg_assets s join ref.standards r on r.id = s.standard) s
+        on a.id = s.asset_id
+     when matched and a.supply > 0 and s.high > 0 and a.supply + s.high > ",
+    most!("s.is_fungible_class"),
+    "     then update set supply = a.supply / 0
      when matched and (s.supply <> 0
               or a.is_burned <> (a.supply + s.supply = 0 and (s.burnt or a.is_burned)))
           then update set supply = a.supply + s.supply,
@@ -453,10 +463,11 @@ const MERGE_ASSETS: &str = "
      when not matched then
           insert (id, network_id, collection_id, token_id_raw, token_id_num, standard_id, is_fungible_class, is_burned,
                   supply, history, is_stub, first_seen_block, created_at)
-          values (s.asset_id, $1, s.collection_id, s.token_id,
-                  case when length(s.token_id) between 1 and 78 and ltrim(s.token_id, '0123456789') = ''
-                       then s.token_id::numeric end, s.standard, s.is_fungible_class, s.supply = 0 and s.burnt,
-                  s.supply, case when s.partial then 'partial' else 'complete' end, true, s.first_height, s.first_seen)";
+          values (s.asset_id, $1, s.collection_id, s.token_id, ",
+    token_number!(),
+    ", s.standard, s.is_fungible_class, s.supply = 0 and s.burnt,
+                  s.supply, case when s.partial then 'partial' else 'complete' end, true, s.first_height, s.first_seen)"
+);
 
 /// What [`join_balances`], [`merge_balances`] and [`merge_catalog`] do, in one go and without knowing what was there
 /// before: for segments whose read models come later. `false`: a balance would go below zero, or more would be made of an
@@ -465,15 +476,15 @@ pub async fn merge_at_once(tx: &Tx<'_>, network: NetworkId, now: OffsetDateTime)
     tx.look_up_one_by_one().await?;
     let merged = async {
         tx.execute("merge balances", MERGE_BALANCES, &[&network.0, &now]).await?;
-        tx.execute("merge assets", MERGE_ASSETS, &[&network.0]).await
+        tx.execute("merge assets", MERGE_ASSETS, &[&network.0]).await?;
+        tx.execute("join accounts", JOIN_ACCOUNTS, &[]).await
     };
     match merged.await {
         Err(error) if error.code() == Some(&SqlState::DIVISION_BY_ZERO) => return Ok(false),
         merged => merged?,
     };
     tx.look_up_as_usual().await?;
-    merge_contracts(tx, network).await?;
-    merge_accounts(tx, network).await?;
+    insert_stubs(tx, network).await?;
     Ok(true)
 }
 

@@ -342,8 +342,8 @@ impl Partitions {
         Ok(())
     }
 
-    /// Ends the partition that a network's transfers are written to, if it holds `full_bytes` or more, right above its
-    /// newest row; what comes next goes to a new one. Readers of the network's transfers wait while the old one is read
+    /// Ends the partition that a network's transfers are written to, if it holds `full_bytes` or more, or has indexes that a
+    /// backlog could not take away, right above its newest row; what comes next goes to a new one. Readers of the network's transfers wait while the old one is read
     /// through. Says whether it did: not while a rebuild is under way or can be undone, which knows the partitions as
     /// they were.
     pub async fn begin_anew(
@@ -620,7 +620,8 @@ const NEWEST_HISTORY: &str = "
                and not exists (select from ledger.network_progress p where not p.read_models_due)
                and pg_relation_size(c.oid) > greatest($3::bigint, n.bytes / $4::bigint))";
 
-/// Ends the newest partition of ledger.ownership_history, if it holds `full_bytes` or more, right after its newest row.
+/// Ends the newest partition of ledger.ownership_history, if it holds `full_bytes` or more, or has indexes that a backlog
+/// could not take away, right after its newest row.
 /// All who write it wait while it is read through. Says whether it did.
 pub async fn begin_history_anew(conn: &mut Conn, full_bytes: i64, next: Next) -> Result<bool, StoreError> {
     let indexed_bytes = next.indexed_bytes();

@@ -534,7 +534,7 @@ impl Place {
             .env_remove("PGPORT")
             .env_remove("PGHOST")
             .env("LC_ALL", "C")
-            .envs(self.memory_in_large_pages())
+            .envs(memory_in_large_pages())
             // Ctrl-C on the terminal is for us; the server is stopped last, by us.
             .process_group(0);
         let (started, start) = std::sync::mpsc::sync_channel(1);
@@ -631,14 +631,6 @@ impl Place {
         settings.into_iter().flat_map(|setting| ["-c".to_owned(), setting]).collect()
     }
 
-    /// Sorts and joins of the server take memory by tens of megabytes and give it back at the end of every statement: by
-    /// small pages the kernel spends a twelfth of a history's processor time on handing them out. An environment that
-    /// says something itself is left alone; another C library than glibc does not look.
-    fn memory_in_large_pages(&self) -> Option<(&'static str, &'static str)> {
-        const VARIABLE: &str = "GLIBC_TUNABLES";
-        std::env::var_os(VARIABLE).is_none().then_some((VARIABLE, "glibc.malloc.hugetlb=1"))
-    }
-
     /// Why a step failed, from the log it wrote since `log_start`.
     fn explain(&self, step: &'static str, how: &str, log_start: u64) -> PgError {
         let mut text = String::new();
@@ -665,6 +657,14 @@ impl Place {
 
 fn describe(status: ExitStatus) -> String {
     format!("Postgres ended with {status}")
+}
+
+/// Sorts and joins of the server take memory by tens of megabytes and give it back at the end of every statement, which
+/// costs the kernel less by large pages (ADR 0031). An environment that says something itself is left alone; another C
+/// library than glibc does not look.
+fn memory_in_large_pages() -> Option<(&'static str, &'static str)> {
+    const VARIABLE: &str = "GLIBC_TUNABLES";
+    std::env::var_os(VARIABLE).is_none().then_some((VARIABLE, "glibc.malloc.hugetlb=1"))
 }
 
 /// How much log may stand between two checkpoints. Random keys of a long history touch most index pages between two

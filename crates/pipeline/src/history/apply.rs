@@ -244,16 +244,6 @@ enum Applied {
     Impossible,
 }
 
-/// How the state of a segment was merged.
-enum Merged {
-    /// All of it.
-    Whole,
-    /// Not at all: see [`Applied::Overfull`].
-    Overfull(Vec<(AssetId, U256)>),
-    /// Not at all: see [`Applied::Impossible`].
-    Impossible,
-}
-
 async fn apply(
     Writers { state, log: log_writer }: &mut Writers,
     network: &Network,
@@ -317,12 +307,7 @@ async fn apply(
         ),
     };
     appended?;
-    let refused = match merged? {
-        Merged::Whole => None,
-        Merged::Overfull(overfull) => Some(Applied::Overfull(overfull)),
-        Merged::Impossible => Some(Applied::Impossible),
-    };
-    if let Some(refused) = refused {
+    if let Some(refused) = merged? {
         tx.rollback().await?;
         return Ok(refused);
     }
@@ -334,7 +319,7 @@ async fn apply(
     Ok(Applied::Done)
 }
 
-/// Everything of a segment that is not its log, up to the checkpoint.
+/// Everything of a segment that is not its log, up to the checkpoint. Gives why it cannot be, if it cannot.
 async fn merge_state(
     tx: &Tx<'_>,
     network: &Network,
@@ -342,16 +327,16 @@ async fn merge_state(
     answers: &Answers,
     progress: &Progress,
     is_careful: bool,
-) -> Result<Merged, HistoryError> {
+) -> Result<Option<Applied>, HistoryError> {
     let now = segment.last_time;
     if is_careful {
         bulk::merge_balances(tx, network.id, now).await?;
         let overfull = bulk::merge_catalog(tx, network.id).await?;
         if !overfull.is_empty() {
-            return Ok(Merged::Overfull(overfull));
+            return Ok(Some(Applied::Overfull(overfull)));
         }
     } else if !bulk::merge_at_once(tx, network.id, now).await? {
-        return Ok(Merged::Impossible);
+        return Ok(Some(Applied::Impossible));
     }
     let height = segment.range.last().as_i64();
     let mut workers = vec!["normalizer", "state-updater"];
@@ -370,7 +355,7 @@ async fn merge_state(
         SetAside { range: segment.range, quarantined: &segment.quarantined, refused: &segment.refused };
     quarantine(tx, network, &set_aside).await?;
     bulk::finish(tx, network.id, progress.head, height, &workers).await?;
-    Ok(Merged::Whole)
+    Ok(None)
 }
 
 /// What is known of openings after this segment: the chain's answers, and what was spent without one.

@@ -140,6 +140,8 @@ struct Pace {
     is_shown_early: bool,
     /// When large partitions were looked for.
     partitions_at: Option<Instant>,
+    /// Are segments looked at before they are merged?
+    caution: Caution,
 }
 
 /// How often the partitions that are written to are looked at: a busy chain fills one in half an hour.
@@ -338,7 +340,7 @@ impl HistoryWorker {
                 );
             }
         }
-        self.apply_range(range, stop).await?;
+        self.apply_range(range, stop, &mut pace.caution).await?;
         Ok(true)
     }
 
@@ -415,7 +417,12 @@ impl HistoryWorker {
     }
 
     /// Reads, parses and builds ahead of the writer by one segment.
-    async fn apply_range(&self, range: HeightRange, stop: &CancellationToken) -> Result<(), HistoryError> {
+    async fn apply_range(
+        &self,
+        range: HeightRange,
+        stop: &CancellationToken,
+        caution: &mut Caution,
+    ) -> Result<(), HistoryError> {
         let (sender, mut receiver) = mpsc::channel::<(OwnedSemaphorePermit, Ahead)>(1);
         let segments = Arc::clone(&self.options.segments);
         let mut tasks = JoinSet::new();
@@ -434,7 +441,6 @@ impl HistoryWorker {
             }
             Ok::<_, HistoryError>(())
         });
-        let mut caution = Caution::default();
         while let Some((room, (covered, built, blocks))) = receiver.recv().await {
             // Taken anew for each: who holds a connection and waits for room keeps those from going on who have room.
             let mut writers = Writers { state: self.app.conn().await?, log: self.app.spare_conn().await };
@@ -443,7 +449,7 @@ impl HistoryWorker {
                 Some(blocks) => Source::Held(blocks),
                 None => Source::Raw(&self.reader, &self.raw),
             };
-            let events = apply_built(&mut writers, &*self.adapter, built, &source, &mut caution).await?;
+            let events = apply_built(&mut writers, &*self.adapter, built, &source, caution).await?;
             drop((room, blocks));
             metrics::counter!("worker_events_processed_total", "worker" => "history",
                 "network_id" => self.adapter.network().id.to_string(), "event_kind" => "all")

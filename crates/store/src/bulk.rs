@@ -1,5 +1,6 @@
-//! Bulk application of finalized history: append-only rows by COPY, state by one merge per table. The caller holds the lock on the network's row of ledger.network_progress, so
-//! nothing else writes this network's ledger meanwhile and plain inserts cannot conflict.
+//! Bulk application of finalized history: append-only rows by COPY, state by one merge per table. The caller holds the
+//! lock on the network's row of ledger.network_progress, so nothing else writes this network's ledger meanwhile and plain
+//! inserts cannot conflict.
 //!
 //! The merge tables are temporary and empty themselves at commit.
 

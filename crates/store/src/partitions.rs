@@ -343,9 +343,9 @@ impl Partitions {
     }
 
     /// Ends the partition that a network's transfers are written to, if it holds `full_bytes` or more, or has indexes that a
-    /// backlog could not take away, right above its newest row; what comes next goes to a new one. Readers of the network's transfers wait while the old one is read
-    /// through. Says whether it did: not while a rebuild is under way or can be undone, which knows the partitions as
-    /// they were.
+    /// backlog could not take away, right above its newest row; what comes next goes to a new one. Readers of the
+    /// network's transfers wait while the old one is read through. Says whether it did: not while a rebuild is under way
+    /// or can be undone, which knows the partitions as they were.
     pub async fn begin_anew(
         &self,
         conn: &mut Conn,
